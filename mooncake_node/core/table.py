@@ -1,0 +1,107 @@
+"""MetaMap: which generation of a key is readable, which is being written, and what is kept out of sight.
+
+The only place where a replica's state changes, by the one table of allowed moves. Covers names and states, not
+references (`sessions`), room (`space`) or who waits (`waiting`).
+"""
+
+from mooncake_node.core.replica import MOVES, Replica, ReplicaState
+
+_WRITING, _COMPLETE, _ISOLATED, _STASHED, _DOOMED, _QUARANTINED, _GONE = ReplicaState
+
+
+class MetaMap:
+    """Every replica that occupies room in G, by what can be asked about it."""
+
+    def __init__(self) -> None:
+        # All and only the replicas readable by key (COMPLETE or ISOLATED).
+        self.current: dict[str, Replica] = {}
+        # All and only the WRITING ones: at most one of a key, beside a current one only for an upsert.
+        self.writing: dict[str, Replica] = {}
+        # All and only the STASHED, DOOMED and QUARANTINED ones, by replica_id. Generations of one key may coexist.
+        self.stash: dict[int, Replica] = {}
+        self.doomed: dict[int, Replica] = {}
+        self.quarantine: dict[int, Replica] = {}
+        # COMPLETE replicas cut off by a clear and not yet freed or stashed; invisible by key.
+        # A list with several of one key after several clears.
+        self.condemned: list[Replica] = []
+        self.writing_nbytes = 0
+        self.stash_nbytes = 0
+        self.doomed_nbytes = 0
+        self.quarantine_nbytes = 0
+
+    def add_writing(self, replica: Replica) -> None:
+        """Register a fresh reservation; its key must not be written by anyone."""
+        assert replica.state is _WRITING
+        assert replica.key not in self.writing
+        self.writing[replica.key] = replica
+        self.writing_nbytes += replica.nbytes
+
+    def publish(self, replica: Replica, now_ns: int) -> Replica | None:
+        """WRITING → COMPLETE: visible from here on. Returns the generation it replaced, now without a name."""
+        self._move(replica, _COMPLETE)
+        self._drop_writing(replica)
+        replica.writer = 0
+        replica.since_ns = now_ns
+        replaced = self.current.get(replica.key)
+        self.current[replica.key] = replica
+        return replaced
+
+    def unname(self, key: str) -> Replica:
+        """Take the readable generation's name away. The caller frees or stashes it in the same step."""
+        return self.current.pop(key)
+
+    def abandon_writing(self, replica: Replica) -> None:
+        """A writer gave up or died: → GONE. The caller frees the room in the same step."""
+        if replica.state is _WRITING:
+            self._drop_writing(replica)
+        else:
+            del self.doomed[replica.replica_id]
+            self.doomed_nbytes -= replica.nbytes
+        self._move(replica, _GONE)
+
+    def doom(self, replica: Replica) -> None:
+        """WRITING → DOOMED: the key is free again, the room stays until the writer's own end, revoke or death."""
+        self._move(replica, _DOOMED)
+        self._drop_writing(replica)
+        self.doomed[replica.replica_id] = replica
+        self.doomed_nbytes += replica.nbytes
+
+    def stash_away(self, replica: Replica) -> None:
+        """A nameless replica that is still read: → STASHED."""
+        self._move(replica, _STASHED)
+        self.stash[replica.replica_id] = replica
+        self.stash_nbytes += replica.nbytes
+
+    def forget(self, replica: Replica) -> None:
+        """A nameless or stashed replica that nobody reads: → GONE. The caller frees the room in the same step."""
+        if replica.state is _STASHED:
+            del self.stash[replica.replica_id]
+            self.stash_nbytes -= replica.nbytes
+        self._move(replica, _GONE)
+
+    def condemn_all(self) -> int:
+        """Take every readable generation's name away; returns how many there were."""
+        condemned, self.current = self.current, {}
+        self.condemned += condemned.values()
+        return len(condemned)
+
+    def take_condemned(self, count_max: int) -> list[Replica]:
+        """Up to *count_max* of the condemned; the caller frees or stashes each in the same step."""
+        assert count_max > 0
+        taken = self.condemned[-count_max:]
+        del self.condemned[-count_max:]
+        return taken
+
+    def all_replicas(self) -> list[Replica]:
+        """Every replica that occupies room, for audits and statistics."""
+        groups = (self.current, self.writing, self.stash, self.doomed, self.quarantine)
+        return [replica for group in groups for replica in group.values()] + self.condemned
+
+    def _drop_writing(self, replica: Replica) -> None:
+        del self.writing[replica.key]
+        self.writing_nbytes -= replica.nbytes
+
+    @staticmethod
+    def _move(replica: Replica, to: ReplicaState) -> None:
+        assert to in MOVES[replica.state], f"{replica.state} -> {to}"
+        replica.state = to
