@@ -1,0 +1,399 @@
+"""What each request does: the shell around the local master.
+
+Every handler is one step of the core and its translation, so nothing comes in between. Those that walk over many
+objects do it in slices, between which other requests run.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from mooncake_client import wire
+from mooncake_client.codes import Code
+from mooncake_client.faults import FaultTable
+from mooncake_node.core.master import Master
+from mooncake_node.core.refusal import Refusal
+from mooncake_node.core.replica import Replica
+from mooncake_node.core.report import holders
+from mooncake_node.core.scan import Scan
+from mooncake_node.core.sessions import Handle, Session
+from mooncake_node.core.waiting import Waiter, Want
+from mooncake_node.server.pending import Pending
+from mooncake_node.server.translate import MS_NS, failure, grant, holder, object_info, outcome_item, put_of
+
+# Objects looked at before other requests get their turn: about 1 ms.
+SLICE_COUNT = 1000
+PAGE_COUNT = 1000
+# Listings one client can have open; an older one is dropped, and says so when asked for its next page.
+SCANS_MAX = 8
+
+Send = Callable[[wire.Message], None]
+Ticket = tuple[Pending, int, Send]
+
+
+class Client:
+    """What the service keeps of one attached client beside its session in the core."""
+
+    __slots__ = ("next_cursor", "scans", "send", "session")
+
+    def __init__(self, session: Session, send: Send) -> None:
+        self.session = session
+        self.send = send
+        self.scans: dict[int, Scan] = {}
+        self.next_cursor = 1
+
+
+class Service:
+    """Answers requests from the core, wakes those who waited, and keeps the core's one timer."""
+
+    def __init__(
+        self,
+        master: Master,
+        faults: FaultTable,
+        *,
+        store: Callable[[int, memoryview], None],
+        node_facts: Callable[[], dict[str, Any]],
+        timeout_max_ns: int,
+    ) -> None:
+        """*store* puts an object's bytes at an offset of G; *node_facts* is what `stats` shows."""
+        self.master = master
+        self.faults = faults
+        self._store = store
+        self._node_facts = node_facts
+        self._timeout_max_ns = timeout_max_ns
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+        # The loop itself holds tasks only weakly.
+        self._walks: set[asyncio.Task[None]] = set()
+        self._handlers: dict[type[wire.Request], Callable[[Client, Any, int], wire.Message | None]] = {
+            wire.Released: self._released,
+            wire.Cancel: self._cancel,
+            wire.Acquire: self._acquire,
+            wire.PutStart: self._put_start,
+            wire.PutBytes: self._put_bytes,
+            wire.PutEnd: self._put_end,
+            wire.PutRevoke: self._put_revoke,
+            wire.Exists: self._exists,
+            wire.Info: self._info,
+            wire.Remove: self._remove,
+            wire.Wait: self._wait,
+            wire.Pin: self._pin,
+            wire.Unpin: self._unpin,
+            wire.ListKeys: self._list_keys,
+            wire.Holders: self._holders,
+            wire.Stats: self._stats,
+        }
+        self._walks_by_type: dict[type[wire.Request], Callable[[Client, Any], Any]] = {
+            wire.RemovePrefix: self._remove_prefix,
+            wire.RemoveAll: self._remove_all,
+        }
+
+    @property
+    def request_types(self) -> frozenset[type[wire.Request]]:
+        """What `handle` takes."""
+        return frozenset(self._handlers) | frozenset(self._walks_by_type)
+
+    def handle(self, client: Client, request: wire.Request) -> wire.Message | None:
+        """The reply, or None if it comes later or never. Refusals are replies too."""
+        now_ns = time.monotonic_ns()
+        if request.released:
+            self.master.release(client.session, request.released, now_ns)
+        handler = self._handlers.get(type(request), self._start_walk)
+        try:
+            return handler(client, request, now_ns)
+        except Refusal as refusal:
+            return wire.Failed(request.request_id, int(refusal.code), refusal.message)
+        finally:
+            self.settle()
+
+    def hang_up(self, client: Client) -> bool:
+        """The connection is over, its process perhaps not: nobody waits there any more. True if it holds anything.
+
+        A waiter left behind would take room or a handle, for nobody, until the process dies.
+        """
+        session = client.session
+        for waiter in self.master.waiting.of_session(session):
+            self.master.cancel(waiter)
+        return bool(session.handles or session.reservations)
+
+    def end_session(self, client: Client) -> None:
+        """The client is dead or has let go of everything."""
+        self.master.end_session(client.session, time.monotonic_ns())
+        self.settle()
+
+    def take_back(self, client: Client, reply: wire.Message) -> None:
+        """Undo what a reply gave that its client will never see: a fault point replaced it by an error."""
+        now_ns = time.monotonic_ns()
+        if isinstance(reply, wire.Acquired):
+            handle_ids = [item.handle_id for item in reply.items if isinstance(item, wire.Grant)]
+            self.master.release(client.session, handle_ids, now_ns)
+        elif isinstance(reply, wire.PutStarted):
+            replica_ids = [item.replica_id for item in reply.items if isinstance(item, wire.Reservation)]
+            self._put_revoke(client, wire.PutRevoke(0, [], replica_ids), now_ns)
+        self.settle()
+
+    def settle(self) -> None:
+        """Send what the core decided for others, and set the timer for what it waits for next."""
+        while self.master.outbox:
+            outbox, self.master.outbox = self.master.outbox, []
+            for waiter, outcome in outbox:
+                _answer(waiter, outcome_item(outcome))
+        deadline_ns = self.master.next_deadline_ns()
+        if deadline_ns is not None and (self._timer is None or deadline_ns < self._timer_ns):
+            self._set_timer(deadline_ns)
+
+    # -- timer -------------------------------------------------------------------------------------------------------
+
+    def _set_timer(self, deadline_ns: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ns = deadline_ns
+        # The loop's clock has whole milliseconds; one later than due, or a tick would find nothing.
+        delay_s = max(0, deadline_ns - time.monotonic_ns()) / 1e9 + 0.001
+        self._timer = self._loop.call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.master.tick(time.monotonic_ns())
+        self.settle()
+
+    def _deadline_ns(self, timeout_ms: int, now_ns: int) -> int:
+        return now_ns + min(max(0, timeout_ms) * MS_NS, self._timeout_max_ns)
+
+    # -- put and get -------------------------------------------------------------------------------------------------
+
+    def _acquire(self, client: Client, request: wire.Acquire, now_ns: int) -> wire.Message | None:
+        _check_batch(request.keys)
+        acquire, session = self.master.acquire, client.session
+        deadline_ns = self._deadline_ns(request.timeout_ms, now_ns)
+        items: list[Any] = []
+        pending: Pending | None = None
+        for key in request.keys:
+            try:
+                answer = acquire(session, key, now_ns, deadline_ns)
+            except Refusal as refusal:
+                items.append(failure(refusal))
+                continue
+            if isinstance(answer, Handle):
+                items.append(grant(answer))
+            else:
+                if pending is None:
+                    pending = Pending(request.request_id, wire.Acquired)
+                    pending.items = items
+                self._enter(client, answer, pending)
+        return wire.Acquired(request.request_id, items) if pending is None else None
+
+    def _put_start(self, client: Client, request: wire.PutStart, now_ns: int) -> wire.Message | None:
+        _check_batch(request.puts)
+        deadline_ns = self._deadline_ns(request.timeout_ms, now_ns)
+        items: list[Any] = []
+        for spec in request.puts:
+            try:
+                # The first may wait; those behind it are asked for again when it has been answered. With no time left
+                # all are refused now: one by one they would take as many messages.
+                deferred = bool(items) and deadline_ns > now_ns
+                answer = self.master.put_start(client.session, put_of(spec), now_ns, None if deferred else deadline_ns)
+            except Refusal as refusal:
+                items.append(failure(refusal))
+                continue
+            if isinstance(answer, Want):
+                items.append(wire.Deferred())
+            elif isinstance(answer, Waiter):
+                pending = Pending(request.request_id, wire.PutStarted)
+                self._enter(client, answer, pending)
+                pending.items += [wire.Deferred() for _ in request.puts[1:]]
+                return None
+            else:
+                items.append(outcome_item(answer))
+        return wire.PutStarted(request.request_id, items)
+
+    def _put_bytes(self, client: Client, request: wire.PutBytes, now_ns: int) -> wire.Message:
+        _check_batch(request.puts)
+        _check_carried(request)
+        items: list[wire.Published | wire.Failure | wire.Deferred] = []
+        for spec, data in zip(request.puts, request.data, strict=True):
+            try:
+                answer = self.master.put_start(client.session, put_of(spec), now_ns, None)
+                if isinstance(answer, Replica):
+                    self._store(answer.offset, data)
+                    replica = self.master.put_end(client.session, answer.replica_id, now_ns)
+                    items.append(wire.Published(replica.generation, replica.nbytes, replica.contract.scope))
+                else:
+                    items.append(wire.Deferred())
+            except Refusal as refusal:
+                items.append(failure(refusal))
+        return wire.PutEnded(request.request_id, items)
+
+    def _put_end(self, client: Client, request: wire.PutEnd, now_ns: int) -> wire.Message:
+        _check_batch(request.replica_ids)
+        items: list[wire.Published | wire.Failure | wire.Deferred] = []
+        for replica_id in request.replica_ids:
+            try:
+                replica = self.master.put_end(client.session, replica_id, now_ns)
+            except Refusal as refusal:
+                items.append(failure(refusal))
+            else:
+                items.append(wire.Published(replica.generation, replica.nbytes, replica.contract.scope))
+        return wire.PutEnded(request.request_id, items)
+
+    def _put_revoke(self, client: Client, request: wire.PutRevoke, now_ns: int) -> wire.Message:
+        _check_batch(request.replica_ids)
+        for replica_id in request.replica_ids:
+            try:
+                self.master.put_revoke(client.session, replica_id, now_ns)
+            except Refusal:
+                # Revoked before; the outcome is the same.
+                continue
+        return wire.Done(request.request_id)
+
+    def _wait(self, client: Client, request: wire.Wait, now_ns: int) -> wire.Message | None:
+        deadline_ns = self._deadline_ns(request.timeout_ms, now_ns)
+        waiter = self.master.wait(client.session, request.key, now_ns, deadline_ns)
+        if waiter is None:
+            return wire.Done(request.request_id)
+        self._enter(client, waiter, Pending(request.request_id, _waited))
+        return None
+
+    def _enter(self, client: Client, waiter: Waiter, pending: Pending) -> None:
+        ticket: Ticket = (pending, pending.wait_for_next(), client.send)
+        waiter.ticket = ticket
+
+    def _released(self, _client: Client, _request: wire.Released, _now_ns: int) -> None:
+        return None
+
+    def _cancel(self, client: Client, request: wire.Cancel, _now_ns: int) -> None:
+        for waiter in self.master.waiting.of_session(client.session):
+            if _ticket(waiter)[0].request_id == request.target:
+                self.master.cancel(waiter)
+                _answer(waiter, wire.Failure(Code.TIMEOUT, "the caller gave up"))
+
+    # -- look and remove ---------------------------------------------------------------------------------------------
+
+    def _exists(self, _client: Client, request: wire.Exists, _now_ns: int) -> wire.Message:
+        _check_batch(request.keys)
+        current = self.master.table.current
+        return wire.Flags(request.request_id, [key in current for key in request.keys])
+
+    def _info(self, _client: Client, request: wire.Info, now_ns: int) -> wire.Message:
+        _check_batch(request.keys)
+        items: list[wire.ObjectInfo | wire.Failure] = []
+        for key in request.keys:
+            try:
+                items.append(object_info(self.master.readable(key), now_ns))
+            except Refusal as refusal:
+                items.append(failure(refusal))
+        return wire.Infos(request.request_id, items)
+
+    def _remove(self, client: Client, request: wire.Remove, now_ns: int) -> wire.Message:
+        _check_batch(request.keys)
+        _check_changes(client)
+        remove, generation = self.master.remove, request.generation
+        return wire.Flags(request.request_id, [remove(key, now_ns, generation) for key in request.keys])
+
+    def _pin(self, client: Client, request: wire.Pin, now_ns: int) -> wire.Message:
+        _check_changes(client)
+        ttl_ns = None if request.ttl_ms is None else request.ttl_ms * MS_NS
+        self.master.pin(request.key, ttl_ns, now_ns)
+        return wire.Done(request.request_id)
+
+    def _unpin(self, client: Client, request: wire.Unpin, _now_ns: int) -> wire.Message:
+        _check_changes(client)
+        self.master.unpin(request.key)
+        return wire.Done(request.request_id)
+
+    def _list_keys(self, client: Client, request: wire.ListKeys, now_ns: int) -> wire.Message:
+        cursor, scans = request.cursor, client.scans
+        if cursor == 0:
+            cursor = client.next_cursor
+            client.next_cursor += 1
+            scans[cursor] = Scan(self.master.table, request.prefix)
+            if len(scans) > SCANS_MAX:
+                del scans[next(iter(scans))]
+        scan = scans.get(cursor)
+        if scan is None:
+            raise Refusal(Code.INVALID_ARGUMENT, f"this client has more than {SCANS_MAX} listings open; list again")
+        infos: list[wire.ObjectInfo | wire.Failure] = [
+            object_info(replica, now_ns) for replica in scan.next(PAGE_COUNT)
+        ]
+        if scan.done:
+            del scans[cursor]
+            cursor = 0
+        return wire.Infos(request.request_id, infos, cursor)
+
+    def _holders(self, _client: Client, request: wire.Holders, now_ns: int) -> wire.Message:
+        reports = holders(self.master, request.key)
+        return wire.HolderList(request.request_id, [holder(report, now_ns) for report in reports])
+
+    def _stats(self, _client: Client, request: wire.Stats, _now_ns: int) -> wire.Message:
+        return wire.Facts(request.request_id, self._node_facts())
+
+    # -- walks over many objects -------------------------------------------------------------------------------------
+
+    def _start_walk(self, client: Client, request: wire.Request, _now_ns: int) -> None:
+        walk = self._walks_by_type[type(request)]
+        _check_changes(client)
+
+        async def answer() -> None:
+            count = await walk(client, request)
+            client.send(wire.Count(request.request_id, count))
+
+        task = self._loop.create_task(answer())
+        self._walks.add(task)
+        task.add_done_callback(self._walks.discard)
+
+    async def _remove_prefix(self, _client: Client, request: wire.RemovePrefix) -> int:
+        scan, count = Scan(self.master.table, request.prefix), 0
+        while not scan.done:
+            now_ns = time.monotonic_ns()
+            for replica in scan.next(SLICE_COUNT):
+                count += self.master.remove(replica.key, now_ns, replica.generation)
+            self.settle()
+            await asyncio.sleep(0)
+        return count
+
+    async def _remove_all(self, _client: Client, _request: wire.RemoveAll) -> int:
+        count = self.master.clear(time.monotonic_ns())
+        self.settle()
+        while self.master.reap(SLICE_COUNT, time.monotonic_ns()):
+            self.settle()
+            await asyncio.sleep(0)
+        self.settle()
+        return count
+
+
+def _ticket(waiter: Waiter) -> Ticket:
+    return cast("Ticket", waiter.ticket)
+
+
+def _answer(waiter: Waiter, item: object) -> None:
+    pending, index, send = _ticket(waiter)
+    reply = pending.fill(index, item)
+    if reply is not None:
+        send(reply)
+
+
+def _waited(request_id: int, items: list[Any]) -> wire.Message:
+    item = items[0]
+    if isinstance(item, wire.Failure):
+        return wire.Failed(request_id, item.code, item.message)
+    return wire.Done(request_id)
+
+
+def _check_batch(items: list[Any]) -> None:
+    if len(items) > wire.ITEMS_MAX:
+        raise Refusal(Code.INVALID_ARGUMENT, f"{len(items)} items in one request; at most {wire.ITEMS_MAX}")
+
+
+def _check_carried(request: wire.PutBytes) -> None:
+    lengths = [data.nbytes for data in request.data]
+    if lengths != [spec.nbytes for spec in request.puts]:
+        raise Refusal(Code.INVALID_ARGUMENT, "the bytes carried are not as long as their puts say")
+    if lengths and max(lengths) > wire.CARRIED_NBYTES_MAX:
+        raise Refusal(Code.INVALID_ARGUMENT, f"a message carries objects of up to {wire.CARRIED_NBYTES_MAX} bytes")
+
+
+def _check_changes(client: Client) -> None:
+    if client.session.readonly:
+        raise Refusal(Code.INVALID_ARGUMENT, "this client attached with readonly=True")

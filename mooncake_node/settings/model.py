@@ -1,0 +1,120 @@
+"""The settings themselves: name, kind, limits and default of each, in one place."""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Literal, get_type_hints
+
+import msgspec
+
+from mooncake_client.paths import default_socket_path
+from mooncake_node.settings import rules
+from mooncake_node.settings.rules import Rule
+
+POOL_STEP_BYTES = 2 << 20  # a huge page, and the largest alignment of an object
+
+_YEAR_S = 365 * 86400.0
+_DERIVED = Path()
+
+
+def _host_name() -> str:
+    """The host's name as a node's name: what a name may not hold becomes a dash."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", os.uname().nodename)[:64] or "node"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the operator decided, in base units: bytes and seconds.
+
+    ``load`` checks limits; building one directly does not. Both derive ``admin_socket`` where it is
+    not given and round ``pool_size`` up.
+    """
+
+    name: Annotated[str, rules.node_name("This node in logs, statistics and the cluster.")] = msgspec.field(
+        default_factory=_host_name
+    )
+    socket: Annotated[Path, rules.socket_path("The clients' socket.")] = msgspec.field(
+        default_factory=default_socket_path
+    )
+    admin_socket: Annotated[Path, rules.socket_path("The operators' socket: faults, drain, details of clients.")] = (
+        _DERIVED
+    )
+    socket_mode: Annotated[int, rules.socket_mode("Who may connect: mode of the clients' socket.")] = 0o660
+
+    pool_size: Annotated[int, rules.size("Shared memory for objects, rounded up to whole 2 MiB.", POOL_STEP_BYTES)] = (
+        1 << 30
+    )
+    huge_pages: Annotated[
+        Literal["auto", "off"],
+        rules.choice("Ask for huge pages where /dev/shm offers them.", "auto", "off"),
+    ] = "auto"
+    prefault: Annotated[bool, rules.switch("Touch every page in the background, so that first puts are fast.")] = True
+
+    default_kv_lease_ttl: Annotated[
+        float,
+        rules.seconds(
+            "How long a remote reader may rely on a replica.",
+            0.001,
+            # So low that the bare milliseconds of a Mooncake configuration are refused, not obeyed.
+            600.0,
+            hint='; a bare number is seconds: write milliseconds as "30000ms"',
+        ),
+    ] = 30.0
+    softpin_ttl_default: Annotated[
+        float | None,
+        rules.optional(rules.seconds("Deadline of a soft pin whose put names none.", 0.001, _YEAR_S)),
+    ] = None
+    softpin_ttl_max: Annotated[float, rules.seconds("Longest deadline a soft pin may ask for.", 0.001, _YEAR_S)] = (
+        86400.0
+    )
+    hard_pin_max_bytes: Annotated[int, rules.size("Bytes that clients may pin hard; 0 refuses hard pins.")] = 0
+
+    clients_max: Annotated[int, rules.count("Clients connected at one time.", 1, 65_536)] = 1024
+    handles_max: Annotated[int, rules.count("References of one client.", 1, 100_000_000)] = 1_000_000
+    reservations_max: Annotated[int, rules.count("Unfinished puts of one client.", 1, 10_000_000)] = 65_536
+    waiters_max: Annotated[
+        int, rules.count("Requests of all clients that wait for room, a writer or a key.", 1, 10_000_000)
+    ] = 65_536
+    request_timeout_max: Annotated[
+        float, rules.seconds("Longest deadline a request may ask for.", 1.0, 7 * 86400.0)
+    ] = 3600.0
+
+    start_wait: Annotated[
+        float,
+        rules.seconds("Patience at start with memory that old clients still hold.", 0.0, 3600.0),
+    ] = 30.0
+    stop_timeout: Annotated[
+        float, rules.seconds("How long a stop may take to keep what was promised.", 0.0, 3600.0)
+    ] = 30.0
+
+    faults: Annotated[bool, rules.switch("Allow fault injection, for tests.")] = False
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        rules.choice("Least weight of a line that is logged.", "debug", "info", "warning", "error"),
+    ] = "info"
+    log_format: Annotated[
+        Literal["auto", "console", "json"],
+        rules.choice("auto: console on a terminal, else JSON.", "auto", "console", "json"),
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.admin_socket == _DERIVED:
+            admin = self.socket.with_name(f"{self.socket.stem}.admin{self.socket.suffix}")
+            msgspec.structs.force_setattr(self, "admin_socket", admin)
+        whole = -(-self.pool_size // POOL_STEP_BYTES) * POOL_STEP_BYTES
+        msgspec.structs.force_setattr(self, "pool_size", whole)
+
+
+def _rules() -> dict[str, Rule]:
+    found: dict[str, Rule] = {}
+    for name, hint in get_type_hints(Settings, include_extras=True).items():
+        (rule,) = hint.__metadata__
+        assert isinstance(rule, Rule)
+        found[name] = rule
+    return found
+
+
+RULES = _rules()  # the rule of every setting, in the order of the class
+
+# Settings with a flag of their own; ``--set key=value`` reaches the others.
+FLAGS = frozenset({"name", "socket", "admin_socket", "pool_size", "faults", "log_level", "log_format"})
+assert set(RULES) >= FLAGS
