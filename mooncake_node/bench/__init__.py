@@ -1,0 +1,1 @@
+"""Measurements a user can repeat: ratios within one run, both ends pinned alike, the placement printed."""

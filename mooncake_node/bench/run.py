@@ -1,0 +1,109 @@
+"""Runs the measurements on daemons of their own and gathers what they were made on."""
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from mooncake_client import Client
+from mooncake_node.bench import bandwidth, latency, memory
+from mooncake_node.bench.measure import Result
+from mooncake_node.local import LocalNode
+
+_GIB = 1 << 30
+_PACKAGES = ("mooncake-node", "uvloop", "msgspec", "numpy", "posix_ipc", "xxhash")
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Where the figures come from."""
+
+    cpu: str
+    cores: int
+    kernel: str
+    python: str
+    packages: dict[str, str]
+    placement: str
+
+
+class Report(msgspec.Struct, frozen=True):
+    """One run."""
+
+    machine: Machine
+    results: list[Result]
+
+
+Say = Callable[[str], None]
+
+
+def run(say: Say, *, quick: bool) -> Report:
+    """Measure everything; *say* hears what is being done."""
+    cpus = sorted(os.sched_getaffinity(0))
+    client_cpu, daemon_cpu = cpus[0], cpus[-1]
+    os.sched_setaffinity(0, {client_cpu})
+    try:
+        results = list(_measure(say, daemon_cpu, quick=quick))
+    finally:
+        os.sched_setaffinity(0, cpus)
+    placement = f"client pinned to cpu {client_cpu}, daemon and ping-pong to cpu {daemon_cpu}; readers likewise free"
+    return Report(_machine(placement), results)
+
+
+def _measure(say: Say, daemon_cpu: int, *, quick: bool) -> Iterator[Result]:
+    say("latency: gets, puts and batches against a bare ping-pong")
+    with LocalNode(2 * _GIB, cpu=daemon_cpu) as node:
+        _wait_for_warmup(node.socket)
+        with Client(node.socket, name="bench") as client:
+            yield from latency.measure(client, node.directory, daemon_cpu, quick=quick)
+            say("bandwidth: puts of 256 MiB against memcpy")
+            yield from bandwidth.measure_again(client, quick=quick)
+            say("memory: four readers of one object")
+            yield from memory.measure_readers(client, node.socket)
+        say("bandwidth: first puts of new clients")
+        huge = _huge_pages(node.socket)
+        yield from bandwidth.measure_first(node.socket, huge=huge, quick=quick)
+    if huge:
+        with LocalNode(2 * _GIB, "--set", "huge_pages=off", cpu=daemon_cpu) as node:
+            _wait_for_warmup(node.socket)
+            yield from bandwidth.measure_first(node.socket, huge=False, quick=quick)
+    say("memory: the daemon with many small objects")
+    with (
+        LocalNode(_GIB // 2, "--set", "prefault=false", cpu=daemon_cpu) as node,
+        Client(node.socket, name="bench") as client,
+    ):
+        yield from memory.measure_objects(client, quick=quick)
+
+
+def _wait_for_warmup(socket: Path) -> None:
+    with Client(socket, name="bench") as client:
+        while client.stats()["pages"]["prefault"] not in ("done", "failed"):
+            try:
+                client.wait("until a moment has passed", timeout=0.2)
+            except TimeoutError:
+                continue
+
+
+def _huge_pages(socket: Path) -> bool:
+    with Client(socket, name="bench") as client:
+        stats = client.stats()
+    return bool(stats["pages"]["huge_bytes"] == stats["pool"]["bytes_total"])
+
+
+def _machine(placement: str) -> Machine:
+    return Machine(
+        cpu=_cpu_name(),
+        cores=os.cpu_count() or 0,
+        kernel=platform.release(),
+        python=platform.python_version(),
+        packages={name: importlib.metadata.version(name) for name in _PACKAGES},
+        placement=placement,
+    )
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
