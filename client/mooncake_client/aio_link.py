@@ -10,7 +10,7 @@ from mooncake_client import fork, wire
 from mooncake_client.arguments import Deadline
 from mooncake_client.attachment import Attachment
 from mooncake_client.codes import Code
-from mooncake_client.errors import DaemonGoneError, StoreError, StoreTimeoutError, error_for
+from mooncake_client.errors import StoreError, StoreTimeoutError, error_for
 from mooncake_client.framing import FramingError
 from mooncake_client.handshake import Attached
 from mooncake_client.link import FLUSH_INTERVAL_S, GRACE_S
@@ -175,10 +175,4 @@ class AsyncLink(asyncio.Protocol):
             self._last_sock.send(b"".join(frames), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _gone(self) -> StoreError:
-        if self._cut_off:
-            return fork.refusal()
-        farewell = self._session.farewell
-        reason = f": {farewell.message}" if farewell else ""
-        return DaemonGoneError(
-            f"the connection to the daemon was lost{reason}; whether a request under way was carried out is unknown"
-        )
+        return fork.refusal() if self._cut_off else self._session.gone()

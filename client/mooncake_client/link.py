@@ -16,7 +16,7 @@ import time
 from mooncake_client import fork, wire
 from mooncake_client.arguments import Deadline
 from mooncake_client.attachment import Attachment
-from mooncake_client.errors import DaemonGoneError, StoreError, StoreTimeoutError, error_for
+from mooncake_client.errors import StoreError, StoreTimeoutError, error_for
 from mooncake_client.framing import FramingError
 from mooncake_client.handshake import Attached
 from mooncake_client.session import Call
@@ -244,13 +244,7 @@ class Link:
         self._wake_fd = -1
 
     def _gone(self) -> StoreError:
-        if self._cut_off:
-            return fork.refusal()
-        farewell = self._session.farewell
-        reason = f": {farewell.message}" if farewell else ""
-        return DaemonGoneError(
-            f"the connection to the daemon was lost{reason}; whether a request under way was carried out is unknown"
-        )
+        return fork.refusal() if self._cut_off else self._session.gone()
 
     # -- the housekeeper ---------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import count, repeat
 
 from mooncake_client import wire
-from mooncake_client.errors import StoreError, error_for
+from mooncake_client.errors import DaemonGoneError, StoreError, error_for
 from mooncake_client.framing import Unpacker, pack
 
 # Handles carried by one message; more wait for the next one.
@@ -127,6 +127,13 @@ class Session:
                 call.on_end()
 
     # Interrupted, the next two may be called again: told twice is harmless, not told is not.
+
+    def gone(self) -> DaemonGoneError:
+        """What a call is told that the end of the connection has overtaken."""
+        reason = f": {self.farewell.message}" if self.farewell else ""
+        return DaemonGoneError(
+            f"the connection to the daemon was lost{reason}; whether a request under way was carried out is unknown"
+        )
 
     def let_go(self, handle_id: int) -> None:
         """No view of the handle is left. Called from `__del__`, in any thread; twice is harmless."""
