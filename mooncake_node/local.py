@@ -41,6 +41,11 @@ class LocalNode:
                 preexec_fn=None if cpu is None else lambda: os.sched_setaffinity(0, {cpu}),  # noqa: PLW1509
             )
 
+    @property
+    def pid(self) -> int:
+        """Of the daemon."""
+        return self._process.pid
+
     def wait_until_it_serves(self) -> None:
         """Return when clients can attach; LocalNodeError with the daemon's own words if it ends before."""
         while True:

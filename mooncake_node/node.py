@@ -13,19 +13,22 @@ import uvloop
 from mooncake_client import wire
 from mooncake_client.faults import FaultTable
 from mooncake_client.mapping import Mapping
+from mooncake_node import jobs, tiers
 from mooncake_node.core.config import SECOND_NS, MasterConfig
 from mooncake_node.core.generations import GenerationClock
 from mooncake_node.core.master import Master
 from mooncake_node.core.report import stats
+from mooncake_node.jobs import Jobs
 from mooncake_node.obs.log import get_logger
 from mooncake_node.obs.process import process_facts
 from mooncake_node.pool import Holder, PoolError, PoolStoppedError, PoolWriter, Segment, Warmup, sweep, wait_for_room
+from mooncake_node.server import points as server_points
 from mooncake_node.server.listener import Listener, ListenError
-from mooncake_node.server.points import POINTS
 from mooncake_node.server.server import Server
 from mooncake_node.server.service import Service
 from mooncake_node.settings import Settings, format_size
 from mooncake_node.systemd import Notifier
+from mooncake_node.tiers import DirectoryTier, TierError, TierRecord
 
 # Asked of the service manager again at every step of the reservation.
 PATIENCE_S = 60.0
@@ -90,6 +93,7 @@ class Node:
         self._mapping: Mapping | None = None
         self._warmup: Warmup | None = None
         self._server: Server | None = None
+        self._jobs: Jobs | None = None
         self._started_s = time.monotonic()
         self._told_of_wait = False
         self.master: Master | None = None
@@ -103,25 +107,23 @@ class Node:
         self._listeners.append(Listener(settings.admin_socket))
         self._segment = segment = await asyncio.to_thread(self._make_segment, stop)
         self._mapping = Mapping(segment.write_fd, segment.nbytes, writable=True)
-        self.master = Master(
-            MasterConfig(
-                pool_nbytes=segment.nbytes,
-                handles_max=settings.handles_max,
-                reservations_max=settings.reservations_max,
-                waiters_max=settings.waiters_max,
-                softpin_ttl_default_ns=_optional_ns(settings.softpin_ttl_default),
-                softpin_ttl_max_ns=int(settings.softpin_ttl_max * SECOND_NS),
-                hard_pin_nbytes_max=settings.hard_pin_max_bytes,
-            ),
-            GenerationClock(time.time_ns() - time.monotonic_ns()),
-        )
+        pool = PoolWriter(self._mapping)
+        faults = FaultTable({**server_points.POINTS, **jobs.POINTS, **tiers.POINTS}, enabled=settings.faults)
+        found = await self._open_tier(pool, faults)
+        clock = GenerationClock(time.time_ns() - time.monotonic_ns(), floor=self._floor(found))
+        tier_nbytes_max = 0 if self._jobs is None else self._jobs.tier.bytes_limit
+        tier_cost = None if self._jobs is None else self._jobs.cost
+        self.master = Master(_master_config(settings, tier_nbytes_max), clock, tier_cost)
         service = Service(
             self.master,
-            FaultTable(POINTS, enabled=settings.faults),
-            store=PoolWriter(self._mapping).store,
+            faults,
+            store=pool.store,
             node_facts=self.facts,
             timeout_max_ns=int(settings.request_timeout_max * SECOND_NS),
+            jobs=self._jobs,
         )
+        if self._jobs is not None:
+            self._jobs.attach(self.master, clock, found, service.settle)
         self._server = Server(service, (self._listeners[0], self._listeners[1]), settings.clients_max)
         self._warmup = Warmup(self._mapping, huge_pages=settings.huge_pages)
         await self._server.start(self._welcome, segment.read_fd, segment.write_fd, mode=settings.socket_mode)
@@ -135,6 +137,11 @@ class Node:
         self._notifier.stopping("stopping")
         if self._server is not None:
             self._server.stop()
+        if self._jobs is not None:
+            self._notifier.extend_timeout(self.settings.stop_timeout + PATIENCE_S)
+            if self._server is not None:
+                await self._jobs.save_pinned(self.settings.stop_timeout)
+            await self._jobs.close()
         if self._warmup is not None:
             await asyncio.to_thread(self._warmup.stop)
         if self._mapping is not None:
@@ -152,6 +159,8 @@ class Node:
         assert self._warmup is not None
         warmup = self._warmup.status()
         facts = stats(self.master)
+        if self._jobs is not None:
+            facts["tier"] = self._jobs.facts()
         facts["node"] = {
             "name": self.settings.name,
             "uptime_s": time.monotonic() - self._started_s,
@@ -165,6 +174,37 @@ class Node:
             "seconds": warmup.seconds,
         }
         return facts
+
+    async def _open_tier(self, pool: PoolWriter, faults: FaultTable) -> list[TierRecord]:
+        """The offload directory, if there is one; what lies in it."""
+        settings = self.settings
+        if settings.offload_dir is None:
+            return []
+        self._notifier.extend_timeout(PATIENCE_S)
+        try:
+            tier = DirectoryTier(
+                settings.offload_dir,
+                bytes_limit=settings.offload_max_bytes,
+                small_max_nbytes=settings.offload_small_max_bytes,
+                offloads=settings.offload_threads,
+                restores=settings.restore_threads,
+                durable=settings.offload_durable,
+                faults=faults,
+            )
+            self._jobs = Jobs(tier, pool, faults)
+            found = await self._jobs.open()
+        except TierError as error:
+            self._jobs = None
+            raise NodeError(f"offload_dir: {error}") from error
+        if not settings.offload_max_bytes:
+            free = os.statvfs(settings.offload_dir)
+            tier.bytes_limit = tier.bytes_used + free.f_bavail * free.f_frsize * 9 // 10
+        return found
+
+    def _floor(self, found: list[TierRecord]) -> int:
+        """No generation up to this one may be given again."""
+        floor = 0 if self._jobs is None else self._jobs.tier.floor
+        return max([floor, *(record.generation for record in found)])
 
     def _welcome(self) -> wire.Welcome:
         assert self._segment is not None
@@ -212,6 +252,24 @@ class Node:
 
         segment.reserve(progress, stop, huge_pages=settings.huge_pages == "auto")
         return segment
+
+
+def _master_config(settings: Settings, tier_nbytes_max: int) -> MasterConfig:
+    return MasterConfig(
+        pool_nbytes=settings.pool_size,
+        handles_max=settings.handles_max,
+        reservations_max=settings.reservations_max,
+        waiters_max=settings.waiters_max,
+        softpin_ttl_default_ns=_optional_ns(settings.softpin_ttl_default),
+        softpin_ttl_max_ns=int(settings.softpin_ttl_max * SECOND_NS),
+        hard_pin_nbytes_max=settings.hard_pin_max_bytes,
+        lease_ttl_ns=int(settings.default_kv_lease_ttl * SECOND_NS),
+        free_min_nbytes=settings.free_min_bytes,
+        free_low_nbytes=settings.free_low_bytes,
+        free_high_nbytes=settings.free_high_bytes,
+        tier_nbytes_max=tier_nbytes_max,
+        offload_unpinned=settings.offload_unpinned,
+    )
 
 
 def _optional_ns(seconds: float | None) -> int | None:

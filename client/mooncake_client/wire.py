@@ -88,6 +88,19 @@ class ObjectInfo(msgspec.Struct, array_like=True, tag=5, gc=False, kw_only=True)
     scope: str
 
 
+class ReplicaInfo(msgspec.Struct, array_like=True, gc=False, kw_only=True):
+    """One replica on this node, for a reader on another."""
+
+    replica_id: int
+    tier: str  # "memory" | "disk"
+    offset: int  # in G; 0 on disk
+    nbytes: int
+    kind: int
+    generation: int
+    lease_token: int  # 0: no lease was given
+    lease_ms: int  # how long it runs
+
+
 class Holder(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     """How one client holds one generation of a key."""
 
@@ -224,6 +237,20 @@ class Unpin(Request, tag=21):
     key: str
 
 
+class GetReplicaList(Request, tag=25):
+    """The replicas of *key* on this node, with a lease on the one in memory. For readers on other nodes."""
+
+    key: str
+
+
+class ReleaseLease(Request, tag=26):
+    """A hint: the lease is needed no more. What fits no running lease changes nothing."""
+
+    key: str
+    replica_id: int
+    lease_token: int
+
+
 class ListKeys(Request, tag=22):
     """One page of objects by prefix. *cursor* 0 begins, else as the last page said."""
 
@@ -270,6 +297,8 @@ AnyRequest = (
     | Wait
     | Pin
     | Unpin
+    | GetReplicaList
+    | ReleaseLease
     | ListKeys
     | Holders
     | Stats
@@ -352,7 +381,26 @@ class Facts(Message, tag=110):
     facts: dict[str, Any]
 
 
-AnyReply = Failed | Welcome | Done | Acquired | PutStarted | PutEnded | Flags | Infos | Count | HolderList | Facts
+class ReplicaList(Message, tag=111):
+    """Answer to GetReplicaList."""
+
+    items: list[ReplicaInfo]
+
+
+AnyReply = (
+    Failed
+    | Welcome
+    | Done
+    | Acquired
+    | PutStarted
+    | PutEnded
+    | Flags
+    | Infos
+    | Count
+    | HolderList
+    | Facts
+    | ReplicaList
+)
 
 
 def generation_text(generation: int) -> str:

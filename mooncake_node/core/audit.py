@@ -2,8 +2,9 @@
 
 from itertools import islice
 
+from mooncake_node.core.jobs import Load, Offload
 from mooncake_node.core.master import Master
-from mooncake_node.core.replica import Replica, ReplicaState
+from mooncake_node.core.replica import Rank, Replica, ReplicaState, Shelf
 from mooncake_node.core.space import footprint
 from mooncake_node.core.waiting import PUTS_RETRIED_MAX, PutMode, Want
 
@@ -12,17 +13,21 @@ def check_invariants(master: Master) -> None:
     """Assert that tables, counters, room and waiters agree with each other."""
     _check_states(master)
     _check_room(master)
+    _check_lists(master)
+    _check_loads(master)
     _check_sessions(master)
     _check_waiters(master)
     _check_counters(master)
+    master.objects.disk.check(list(master.table.current.values()), master.table.condemned)
 
 
 def _check_states(master: Master) -> None:
     table = master.table
     for key, replica in table.current.items():
         assert replica.key == key
-        assert replica.state in (ReplicaState.COMPLETE, ReplicaState.ISOLATED)
+        assert replica.state in (ReplicaState.COMPLETE, ReplicaState.ISOLATED, ReplicaState.ON_DISK)
         assert replica.writer == 0
+        assert (replica.state is ReplicaState.ISOLATED) <= (replica.transfers == 1), "isolated for nothing"
     for key, replica in table.writing.items():
         assert replica.key == key
         assert replica.state is ReplicaState.WRITING
@@ -38,14 +43,21 @@ def _check_states(master: Master) -> None:
             assert replica.replica_id == replica_id
             assert replica.state is state
     for replica in table.stash.values():
-        assert replica.refs > 0
+        assert _is_kept(master, replica), "stashed for nobody"
     for replica in table.condemned:
-        assert replica.state is ReplicaState.COMPLETE
+        assert replica.state in (ReplicaState.COMPLETE, ReplicaState.ISOLATED, ReplicaState.ON_DISK)
+
+
+def _is_kept(master: Master, replica: Replica) -> bool:
+    return replica.refs > 0 or replica.transfers > 0 or master.objects.leases.runs_on(replica)
 
 
 def _check_room(master: Master) -> None:
     master.space.check()
-    replicas = [replica for replica in master.table.all_replicas() if replica.nbytes]
+    in_memory = _in_memory(master)
+    master.objects.leases.check(in_memory)
+    replicas = [replica for replica in in_memory if replica.nbytes]
+    assert master.objects.at == {replica.offset: replica for replica in replicas}
     replicas.sort(key=lambda replica: replica.offset)
     end = 0
     for replica in replicas:
@@ -53,9 +65,65 @@ def _check_room(master: Master) -> None:
         end = replica.offset + footprint(replica.nbytes)
     assert end <= master.space.bytes_total
     taken = sum(footprint(replica.nbytes) for replica in replicas)
-    assert taken <= master.space.bytes_used
+    held = master.reclaim.windows.held_nbytes
+    assert taken + held <= master.space.bytes_used
     if not replicas:
-        assert master.space.bytes_used == 0
+        assert master.space.bytes_used == held
+
+
+def _check_lists(master: Master) -> None:
+    objects = master.objects
+    listed = []
+    for replica in master.table.current.values():
+        if replica.shelf in (Shelf.ACTIVE, Shelf.INACTIVE):
+            listed.append(replica)
+            assert replica.state is ReplicaState.COMPLETE
+            assert replica.refs == replica.transfers == 0, "a victim that is read"
+            assert not replica.contract.hardpin
+            if replica.copy is not None:
+                assert replica.rank is Rank.CLEAN
+            else:
+                assert replica.rank is (Rank.PINNED if replica.contract.softpin else Rank.PLAIN)
+        elif replica.shelf is Shelf.PARKED:
+            assert replica.state is ReplicaState.COMPLETE
+            assert _is_kept(master, replica), "parked for nobody"
+        elif replica.state is ReplicaState.COMPLETE:
+            assert replica.contract.hardpin or not replica.nbytes, "neither listed nor parked"
+    objects.lists.check(listed)
+
+
+def _check_loads(master: Master) -> None:
+    objects, loads = master.objects, master.admission.loads
+    filled = {}
+    for key, loading in loads.by_key.items():
+        assert master.table.current[key] is loading.on_disk
+        assert loading.on_disk.state is ReplicaState.ON_DISK
+        if loading.into is not None:
+            filled[key] = loading.into
+            assert loading.into.generation == loading.on_disk.generation
+        else:
+            assert loading.waiter is not None
+            assert loading.waiter.open, "a load that nobody goes on with"
+    assert master.table.loading == filled
+    for key, replica in master.table.current.items():
+        if replica.state is ReplicaState.ON_DISK:
+            assert replica.transfers == (key in loads.by_key), "kept on disk for a load that is not there"
+    for job in objects.jobs:
+        if isinstance(job, Offload):
+            assert job.replica.transfers > 0
+        elif isinstance(job, Load):
+            assert job.replica.state in (ReplicaState.WRITING, ReplicaState.DOOMED)
+    isolated = [r for r in _readable(master) if r.state is ReplicaState.ISOLATED]
+    assert objects.isolated_nbytes == sum(footprint(replica.nbytes) for replica in isolated)
+
+
+def _in_memory(master: Master) -> list[Replica]:
+    return [replica for replica in master.table.all_replicas() if replica.state is not ReplicaState.ON_DISK]
+
+
+def _readable(master: Master) -> list[Replica]:
+    """What is readable, or was until a clear."""
+    return [*master.table.current.values(), *master.table.condemned]
 
 
 def _check_sessions(master: Master) -> None:
@@ -72,14 +140,15 @@ def _check_sessions(master: Master) -> None:
             assert replica.writer == session_id
             reserved[replica_id] = replica
     unpublished = {replica.replica_id: replica for replica in master.table.writing.values()} | master.table.doomed
-    assert unpublished == reserved
+    # Those without a writer were to be filled from the tier.
+    assert {number: replica for number, replica in unpublished.items() if replica.writer} == reserved
     for replica in master.table.all_replicas():
         assert replica.refs == refs.pop(replica.replica_id, 0)
     assert not refs, "a handle on memory that was freed"
 
 
 def _check_waiters(master: Master) -> None:
-    table, waiting = master.table, master.waiting
+    table, waiting, loads = master.table, master.waiting, master.admission.loads.by_key
     waiters = waiting.all_open()
     assert len(waiters) == len(waiting)
     for session in master.sessions.values():
@@ -88,6 +157,13 @@ def _check_waiters(master: Master) -> None:
         assert waiter.session.open
         assert waiting.by_key.get(waiter.key, {}).get(waiter.number) is waiter
         assert (waiter.number in waiting.for_room) == (waiter.want is Want.ROOM)
+        loading = loads.get(waiter.key)
+        if loading is not None and loading.waiter is waiter:
+            assert waiter.want is Want.ROOM
+            continue
+        if waiter.want is Want.LOAD:
+            assert loading is not None, "waits for a load that is not there"
+            continue
         assert (waiter.put is None) == (waiter.want in (Want.READ, Want.PRESENCE))
         if waiter.put is None or waiter.put.mode is not PutMode.UPSERT:
             assert waiter.key not in table.current, "waits for what is there"
@@ -97,23 +173,25 @@ def _check_waiters(master: Master) -> None:
     assert sum(waiter.want is Want.ROOM for waiter in waiters) == len(waiting.for_room)
     if not waiting.moved_up:
         for waiter in islice(waiting.for_room.values(), PUTS_RETRIED_MAX):
-            assert waiter.put is not None
-            assert waiter.put.nbytes > master.space.largest_free_extent, "waits beside room for it"
+            assert waiter.nbytes > master.space.largest_free_extent, "waits beside room for it"
 
 
 def _check_counters(master: Master) -> None:
     table = master.table
     held = [replica for replica in table.all_replicas() if replica.refs]
-    assert (master.held.count, master.held.nbytes) == (len(held), sum(replica.nbytes for replica in held))
-    assert table.writing_nbytes == sum(replica.nbytes for replica in table.writing.values())
-    assert master.handle_count == sum(len(session.handles) for session in master.sessions.values())
+    counted = master.objects.held
+    assert (counted.count, counted.nbytes) == (len(held), sum(replica.nbytes for replica in held))
+    unread = [*table.writing.values(), *table.loading.values()]
+    assert table.writing_nbytes == sum(replica.nbytes for replica in unread)
     for group, nbytes in (
         (table.stash, table.stash_nbytes),
         (table.doomed, table.doomed_nbytes),
         (table.quarantine, table.quarantine_nbytes),
     ):
         assert nbytes == sum(replica.nbytes for replica in group.values())
-    named = [*table.current.values(), *table.condemned]
+    disk = master.objects.disk
+    assert disk.writing_nbytes == sum(disk.cost(r) for r in _in_memory(master) if r.transfers)
+    named = _readable(master)
     assert master.pins.soft_nbytes == sum(r.nbytes for r in named if r.contract.softpin)
     unpublished = [*table.writing.values(), *table.doomed.values()]
     hard = [r for r in [*named, *unpublished] if r.contract.hardpin]

@@ -43,6 +43,12 @@ class Extents:
         """Length of the longest free extent, 0 when nothing is free."""
         return self._by_length.last() >> 32
 
+    @property
+    def largest_start(self) -> int | None:
+        """Where the longest free extent begins; None when nothing is free."""
+        key = self._by_length.last()
+        return key & 0xFFFF_FFFF if key else None
+
     def reserve(self, ngranules: int) -> int | None:
         """Take one run of *ngranules* and return its start, or None when no free extent has it."""
         assert ngranules > 0
@@ -55,24 +61,30 @@ class Extents:
         start = key & 0xFFFF_FFFF
         end = start + (key >> 32)
         taken = end - ngranules if ngranules < HUGE_GRANULES else _place_huge(key, ngranules)
-        taken_end = taken + ngranules
-
-        self._by_length.remove(key)
-        if taken > start:
-            self._length_at[start] = taken - start
-            self._start_before[taken] = start
-            self._by_length.add((taken - start) << 32 | start)
-        else:
-            del self._length_at[start]
-        if taken_end < end:
-            self._length_at[taken_end] = end - taken_end
-            self._start_before[end] = taken_end
-            self._by_length.add((end - taken_end) << 32 | taken_end)
-        else:
-            del self._start_before[end]
-        self._starts[taken] = _LIVE
-        self.nfree -= ngranules
+        self._carve(start, end, taken, ngranules)
         return taken
+
+    def take(self, start: int, ngranules: int) -> bool:
+        """Take exactly that run; False, and nothing is taken, if not all of it is free."""
+        end = self._starts.find(_LIVE, start)
+        if end < 0:
+            end = self.ngranules
+        before = self._start_before.get(end)
+        if before is None or before > start or start + ngranules > end:
+            return False
+        self._carve(before, end, start, ngranules)
+        return True
+
+    def free_at(self, start: int) -> int:
+        """Length of the free extent that begins there; 0 if none does."""
+        return self._length_at.get(start, 0)
+
+    def start_before(self, granule: int) -> int | None:
+        """Where the extent, free or live, begins that ends before *granule*; None at the low end of the pool."""
+        if granule == 0:
+            return None
+        start = self._start_before.get(granule)
+        return self._starts.rfind(_LIVE, 0, granule) if start is None else start
 
     def free(self, start: int, ngranules: int) -> None:
         """Give back exactly what `reserve` returned; it joins the free extents on both sides."""
@@ -128,6 +140,25 @@ class Extents:
         if end not in self._length_at:
             assert end == self.ngranules or self._starts[end] == _LIVE, "less than was reserved"
             assert end not in self._start_before, "free room besides what was reserved"
+
+    def _carve(self, start: int, end: int, taken: int, ngranules: int) -> None:
+        """Take a part of the free extent from *start* to *end*."""
+        taken_end = taken + ngranules
+        self._by_length.remove((end - start) << 32 | start)
+        if taken > start:
+            self._length_at[start] = taken - start
+            self._start_before[taken] = start
+            self._by_length.add((taken - start) << 32 | start)
+        else:
+            del self._length_at[start]
+        if taken_end < end:
+            self._length_at[taken_end] = end - taken_end
+            self._start_before[end] = taken_end
+            self._by_length.add((end - taken_end) << 32 | taken_end)
+        else:
+            del self._start_before[end]
+        self._starts[taken] = _LIVE
+        self.nfree -= ngranules
 
     def _choose_for_huge(self, ngranules: int) -> int:
         key = self._by_length.at_least(ngranules << 32)

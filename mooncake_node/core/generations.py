@@ -27,6 +27,11 @@ class GenerationClock:
         self._last = max(self._last + 1, ticks)
         return self._last << SLOT_BITS | self._slot
 
+    def reach(self, until_ns: int) -> int:
+        """No generation given up to that time will be larger, unless more than 4,096 are asked for in a millisecond."""
+        ticks = ((until_ns + self._offset_ns) // 1_000_000 + 1) << SEQUENCE_BITS
+        return max(self._last, ticks) << SLOT_BITS | SLOT_MAX
+
     @property
     def floor(self) -> int:
         """What to hand to the next life of this node as its *floor*."""

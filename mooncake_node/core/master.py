@@ -1,46 +1,50 @@
-"""The local master: joins table, room, handles and waiters; the only authority over G.
+"""The local master: the only authority over G; joins sessions, objects, admission and reclaim.
 
-Each public method is one atomic step. What it decides for others than its caller goes to `outbox`, which the shell
-empties after each call. A method that may have to wait returns the `Waiter` it entered; its outcome comes through
-the outbox exactly once, unless the waiter is cancelled.
+Each public method is one atomic step. What it decides for others than its caller goes to `outbox`, and what takes time
+to `jobs`; the shell empties both after each call. A method that may have to wait returns the `Waiter` it entered; its
+outcome comes through the outbox exactly once, unless the waiter is cancelled.
 """
 
-from itertools import islice
+from collections.abc import Callable
 
 from mooncake_client.codes import Code
+from mooncake_node.core.admission import Admission
 from mooncake_node.core.config import MasterConfig
+from mooncake_node.core.disk import Disk
 from mooncake_node.core.generations import GenerationClock
-from mooncake_node.core.pins import Pins
+from mooncake_node.core.jobs import Job
+from mooncake_node.core.objects import Objects
+from mooncake_node.core.reclaim import Reclaim
 from mooncake_node.core.refusal import Refusal
-from mooncake_node.core.replica import PLAIN, Replica, ReplicaState
-from mooncake_node.core.report import room_report
-from mooncake_node.core.sessions import Handle, Held, Session
-from mooncake_node.core.space import Space
-from mooncake_node.core.table import MetaMap
-from mooncake_node.core.waiting import PUTS_RETRIED_MAX, Outcome, Put, PutMode, Waiter, WaitingRoom, Want
+from mooncake_node.core.replica import PLAIN, Contract, Replica, ReplicaState
+from mooncake_node.core.sessions import Handle, Session
+from mooncake_node.core.waiting import Outcome, Put, Waiter, Want
 
 
 class Master:
     """One node's objects: who may write, who reads, what is kept, what is free."""
 
-    def __init__(self, config: MasterConfig, clock: GenerationClock) -> None:
+    def __init__(
+        self, config: MasterConfig, clock: GenerationClock, tier_cost: Callable[[Replica], int] | None = None
+    ) -> None:
+        """*tier_cost*: bytes of the tier's limit that an object takes there; by default its length."""
         self.config = config
-        self.space = Space(config.pool_nbytes)
-        self.table = MetaMap()
-        self.waiting = WaitingRoom()
-        self.pins = Pins(config)
+        disk = Disk(config.tier_nbytes_max, tier_cost or _length, config.tier_retry_ns)
+        self.objects = Objects(config, clock, disk)
+        self.table = self.objects.table
+        self.space = self.objects.space
+        self.pins = self.objects.pins
+        self.reclaim = Reclaim(config, self.objects)
         self.sessions: dict[int, Session] = {}
-        self.outbox: list[tuple[Waiter, Outcome]] = []
+        self.admission = Admission(config, self.objects, self.reclaim, self.sessions)
+        self.waiting = self.admission.waiting
+        # What others than the caller are to be told.
+        self.outbox: list[tuple[Waiter, Outcome]] = self.admission.outbox
+        # What the shell is to do.
+        self.jobs: list[Job] = self.objects.jobs
         # Raised by every clear; a put that began under a lower one never shows up (SPEC 6, rule 6).
         self.clear_epoch = 0
-        self.handle_count = 0
-        self.held = Held()
-        # Gets answered at once from this node's memory.
-        self.local_hits = 0
-        self._clock = clock
-        self._last_replica_id = 0
         self._last_session_id = 0
-        self._room_came_back = False
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
@@ -58,7 +62,7 @@ class Master:
         session.open = False
         del self.sessions[session.session_id]
         for waiter in self.waiting.of_session(session):
-            self.waiting.close(waiter)
+            self.admission.cancel(waiter)
         for replica in list(session.reservations.values()):
             self._abandon(session, replica, now_ns)
         self.release(session, list(session.handles), now_ns)
@@ -74,75 +78,63 @@ class Master:
         another, or there is no room yet. Without a deadline nothing is entered and `Want` says what it would wait for.
         """
         self._check_put(session, put)
-        answer = self._begin(session, put, now_ns)
-        if isinstance(answer, Want) and deadline_ns is not None:
-            return self._wait(session, answer, put.key, now_ns, deadline_ns, put)
-        return answer
+        try:
+            return self.admission.put(session, put, now_ns, deadline_ns)
+        finally:
+            if self.waiting.for_room:
+                # What was dropped for it may leave room for one that waits, also if it is refused in the end.
+                self.admission.retry(now_ns)
 
     def put_end(self, session: Session, replica_id: int, now_ns: int) -> Replica:
         """Publish (COMPLETE): visible to everyone at once. Readers that waited for it get their handles here."""
         replica = self._reservation(session, replica_id)
         if replica.state is ReplicaState.DOOMED:
             self._abandon(session, replica, now_ns)
-            self._retry_puts(now_ns)
+            self.admission.retry(now_ns)
             raise Refusal(Code.NOT_FOUND, "cleared by remove_all while it was being written")
         del session.reservations[replica_id]
-        replaced = self.table.publish(replica, now_ns)
-        self.pins.start(replica, now_ns)
-        if replaced is not None:
-            self._retire(replaced)
-        if replica.key in self.waiting.by_key:
-            self._settle_key(replica.key, now_ns)
-        self._retry_puts(now_ns)
+        self.objects.publish(replica, now_ns)
+        self.admission.lost.pop(replica.key, None)
+        self._changed(replica.key, now_ns)
         return replica
 
     def put_end_and_acquire(self, session: Session, replica_id: int, now_ns: int) -> Handle:
         """`put_end`, and a handle for the caller in the same step, so that nothing can come in between."""
         replica = self._reservation(session, replica_id)
-        self._check_handle(session)
+        self.admission.check_handle(session)
         if replica.state is ReplicaState.DOOMED:
             self.put_end(session, replica_id, now_ns)
         # Taken first: else a waiter of the same session might take its last handle within the step.
-        handle = self._take(session, replica, now_ns)
+        handle = self.objects.take(session, replica, now_ns)
         self.put_end(session, replica_id, now_ns)
         return handle
 
     def put_revoke(self, session: Session, replica_id: int, now_ns: int) -> None:
         """Give a reservation back; the caller stores into it no more. Exactly one waiting put takes over."""
         self._abandon(session, self._reservation(session, replica_id), now_ns)
-        self._retry_puts(now_ns)
+        self.admission.retry(now_ns)
 
     # -- get -----------------------------------------------------------------------------------------------------
 
     def acquire(self, session: Session, key: str, now_ns: int, deadline_ns: int) -> Handle | Waiter:
-        """A reference on the readable replica of *key*; a `Waiter` while its first generation is being written."""
-        replica = self.table.current.get(key)
-        if replica is not None:
-            self._check_handle(session)
-            self.local_hits += 1
-            return self._take(session, replica, now_ns)
-        if key in self.table.writing:
-            return self._wait(session, Want.READ, key, now_ns, deadline_ns)
-        raise Refusal(Code.NOT_FOUND, "no such object")
+        """A reference on the readable replica of *key*.
+
+        A `Waiter` while its first generation is being written, or while it is brought back from disk.
+        """
+        answer = self.admission.acquire(session, key, now_ns, deadline_ns)
+        if isinstance(answer, Waiter) and self.waiting.for_room:
+            self.admission.retry(now_ns)  # as in put_start
+        return answer
 
     def release(self, session: Session, handle_ids: list[int], now_ns: int) -> None:
         """Give references back. Ids that were given back before change nothing."""
         for handle_id in handle_ids:
-            replica = session.let_go(handle_id)
-            if replica is not None:
-                self.handle_count -= 1
-                if replica.refs == 0:
-                    self.held.count -= 1
-                    self.held.nbytes -= replica.nbytes
-                    if replica.state is ReplicaState.STASHED:
-                        self._forget(replica)
-        self._retry_puts(now_ns)
+            self.objects.let_go(session, handle_id, now_ns)
+        self.admission.retry(now_ns)
 
     def wait(self, session: Session, key: str, now_ns: int, deadline_ns: int) -> Waiter | None:
         """None if *key* is readable, else a waiter that is answered when it is."""
-        if key in self.table.current:
-            return None
-        return self._wait(session, Want.PRESENCE, key, now_ns, deadline_ns)
+        return self.admission.wait(session, key, now_ns, deadline_ns)
 
     def readable(self, key: str) -> Replica:
         """The readable replica of *key*, without a reference and without touching recency."""
@@ -151,7 +143,23 @@ class Master:
             return replica
         if key in self.table.writing:
             raise Refusal(Code.NOT_READY, "being written")
-        raise Refusal(Code.NOT_FOUND, "no such object")
+        raise self.admission.missing(key)
+
+    # -- leases --------------------------------------------------------------------------------------------------
+
+    def get_replica_list(self, key: str, now_ns: int) -> tuple[Replica, int]:
+        """The replica of *key*, and the token of a lease on its memory; 0 if it is on disk, where nothing is leased."""
+        replica = self.readable(key)
+        if replica.state is ReplicaState.ON_DISK:
+            return replica, 0
+        return replica, self.objects.lease(replica, now_ns)
+
+    def release_lease(self, key: str, replica_id: int, token: int, now_ns: int) -> None:
+        """A remote reader needs its lease no more. A hint: what fits no running lease changes nothing."""
+        replica = self.objects.leases.find(replica_id)
+        if replica is not None and replica.key == key:
+            self.objects.release_lease(replica, token, now_ns)
+            self.admission.retry(now_ns)
 
     # -- remove --------------------------------------------------------------------------------------------------
 
@@ -162,58 +170,115 @@ class Master:
         """
         replica = self.table.current.get(key)
         if replica is None or (generation is not None and replica.generation != generation):
+            self.admission.lost.pop(key, None)
             return False
-        self.table.unname(key)
-        self._retire(replica)
-        self._retry_puts(now_ns)
+        self.objects.remove(replica, now_ns)
+        self._changed(key, now_ns)
         return True
 
     def clear(self, now_ns: int) -> int:
         """Take every key away in one step: nothing put or begun before can be read from here on.
 
-        Returns how many objects were readable. Their room comes back through `reap`, in bounded steps.
+        Returns how many objects were readable. Their room comes back through `reap`, in bounded steps. What the tier
+        has is the shell's to remove, in one go.
         """
+        del now_ns
         self.clear_epoch += 1
+        self.admission.refuse_all(Refusal(Code.NOT_FOUND, "cleared by remove_all while it waited"))
+        self.admission.lost.clear()
         for replica in list(self.table.writing.values()):
             self.table.doom(replica)
-        for waiter in self.waiting.all_open():
-            if waiter.want is not Want.PRESENCE:
-                refusal = Refusal(Code.NOT_FOUND, "cleared by remove_all while it waited")
-                self._answer(waiter, refusal)
+        self.objects.forget_lists()
         return self.table.condemn_all()
 
     def reap(self, count_max: int, now_ns: int) -> bool:
         """Free or stash up to *count_max* replicas that a clear cut off; False when none is left."""
         for replica in self.table.take_condemned(count_max):
-            self._retire(replica)
-        self._retry_puts(now_ns)
+            self.objects.retire(replica, now_ns, delete=False)
+        self.admission.retry(now_ns)
         return bool(self.table.condemned)
 
     # -- pins ----------------------------------------------------------------------------------------------------
 
     def pin(self, key: str, ttl_ns: int | None, now_ns: int) -> None:
         """Give a readable object a soft pin from now on (None: until removed; 0: none), replacing the one it has."""
-        self.pins.pin(self.readable(key), ttl_ns, now_ns)
+        replica = self.readable(key)
+        self.pins.pin(replica, ttl_ns, now_ns)
+        self.objects.contract_changed(replica)
 
     def unpin(self, key: str) -> None:
         """End the soft pin of a readable object."""
-        self.pins.unpin(self.readable(key))
+        replica = self.readable(key)
+        self.pins.unpin(replica)
+        self.objects.contract_changed(replica)
+
+    # -- jobs ----------------------------------------------------------------------------------------------------
+
+    def is_wanted(self, replica: Replica) -> bool:
+        """Whether a copy of *replica* still makes sense; asked immediately before it is written."""
+        return self.table.current.get(replica.key) is replica
+
+    def offload_done(self, replica: Replica, record: object | None, now_ns: int) -> None:
+        """An `Offload` has ended: with the tier's record of a complete copy, or with None."""
+        self.objects.offload_done(replica, record, now_ns)
+        self.admission.retry(now_ns)
+
+    def load_done(self, replica: Replica, failure: Refusal | None, now_ns: int, *, gone: bool = False) -> None:
+        """A `Load` has ended: its room is filled, or it failed; *gone*: the copy is no more, nor will it come back."""
+        self.admission.load_done(replica, failure, gone=gone, now_ns=now_ns)
+        self.admission.retry(now_ns)
+
+    def adopt(
+        self,
+        *,
+        key: str,
+        generation: int,
+        nbytes: int,
+        kind: int,
+        contract: Contract,
+        softpin_until_ns: int | None,
+        record: object,
+        now_ns: int,
+    ) -> None:
+        """An object was found in the tier at the start: readable from here on."""
+        found = Replica(0, key, generation, 0, nbytes, kind, now_ns, contract, ReplicaState.ON_DISK)
+        found.softpin_until_ns = softpin_until_ns
+        self.objects.adopt(found, record)
+
+    def unsaved(self) -> list[Replica]:
+        """The soft-pinned objects that are in memory alone."""
+        return [r for r in self.table.current.values() if r.contract.softpin and r.copy is None]
+
+    def rescue(self, replica: Replica, now_ns: int) -> bool:
+        """Begin to write an unsaved object to the tier, even while it is read; False if that cannot be."""
+        return self.objects.rescue(replica, now_ns)
 
     # -- time and waiters ----------------------------------------------------------------------------------------
 
-    def cancel(self, waiter: Waiter) -> None:
+    def cancel(self, waiter: Waiter, now_ns: int) -> None:
         """The caller has given up; nothing will be answered."""
-        self.waiting.close(waiter)
+        self.admission.cancel(waiter)
+        self.admission.retry(now_ns)
 
-    def next_deadline_ns(self) -> int | None:
+    def next_deadline_ns(self, now_ns: int) -> int | None:
         """When `tick` has something to do; 0: at once."""
-        return 0 if self.waiting.moved_up else self.waiting.next_deadline_ns()
+        head = self.waiting.head
+        if self.waiting.moved_up or self.reclaim.is_due(head, now_ns):
+            return 0
+        deadlines = (
+            self.waiting.next_deadline_ns(),
+            self.objects.leases.next_expiry_ns(),
+            self.pins.next_deadline_ns(),
+            self.reclaim.retry_at_ns(head, now_ns),
+        )
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def tick(self, now_ns: int) -> None:
-        """Answer those whose time is up, and look at the puts that came into view."""
-        for waiter in self.waiting.close_expired(now_ns):
-            self.outbox.append((waiter, self._too_late(waiter)))
-        self._retry_puts(now_ns)
+        """Do what is due: answer those whose time is up, end leases and pins, reclaim a little, try those who wait."""
+        self.admission.expire(now_ns)
+        self.objects.expire(now_ns)
+        self.reclaim.run(self.waiting.head, now_ns)
+        self.admission.retry(now_ns)
 
     # -- how it is done ------------------------------------------------------------------------------------------
 
@@ -236,156 +301,6 @@ class Master:
         if put.contract is not PLAIN:
             self.pins.check(put)
 
-    def _begin(self, session: Session, put: Put, now_ns: int) -> Replica | Handle | Want:
-        """Reserve, or say what has to be waited for."""
-        current = self.table.current.get(put.key)
-        if current is not None and put.mode is not PutMode.UPSERT:
-            if put.mode is PutMode.PUT:
-                raise Refusal(Code.EXISTS, "an object of that key exists")
-            self._check_handle(session)
-            return self._take(session, current, now_ns)
-        if put.key in self.table.writing:
-            return Want.TURN
-        # Looked at here, not when the put came: others of its client may have begun while it waited.
-        if len(session.reservations) >= self.config.reservations_max:
-            raise Refusal(
-                Code.NO_SPACE,
-                f"this client has {len(session.reservations)} unpublished puts; publish or abort some first",
-            )
-        if put.contract is not PLAIN:
-            self.pins.check_cap(put)
-        offset = self.space.reserve(put.nbytes)
-        if offset is None:
-            return Want.ROOM
-        self._last_replica_id += 1
-        replica = Replica(
-            self._last_replica_id,
-            put.key,
-            self._clock.next(now_ns),
-            offset,
-            put.nbytes,
-            put.kind,
-            put.contract,
-            ReplicaState.WRITING,
-            session.session_id,
-            now_ns,
-        )
-        self.table.add_writing(replica)
-        self.pins.reserve(replica)
-        session.reservations[replica.replica_id] = replica
-        return replica
-
-    def _continue(self, waiter: Waiter, now_ns: int) -> None:
-        """Try a waiting put again: it is answered, or waits on for what now stands in its way."""
-        assert waiter.put is not None
-        try:
-            answer = self._begin(waiter.session, waiter.put, now_ns)
-        except Refusal as refusal:
-            self._answer(waiter, refusal)
-            return
-        if isinstance(answer, Want):
-            self.waiting.turn_into(waiter, answer)
-        else:
-            self._answer(waiter, answer)
-
-    def _settle_key(self, key: str, now_ns: int) -> None:
-        """The writer of *key* has published or given up: answer those who waited for that."""
-        waiters = self.waiting.of_key(key)
-        if not waiters:
-            return
-        current = self.table.current.get(key)
-        # Readers first: what is readable now may be replaced by a put that waits for its turn, but not before they
-        # hold it.
-        if current is not None:
-            for waiter in waiters:
-                if waiter.want is Want.READ:
-                    self._grant(waiter, current, now_ns)
-                elif waiter.want is Want.PRESENCE:
-                    self._answer(waiter, None)
-        for waiter in waiters:
-            if waiter.put is not None:
-                self._continue(waiter, now_ns)
-        if current is None and key not in self.table.writing:
-            for waiter in waiters:
-                if waiter.open and waiter.want is Want.READ:
-                    self._answer(waiter, Refusal(Code.NOT_FOUND, "its writer gave up"))
-
-    def _retry_puts(self, now_ns: int) -> None:
-        """Room came back, or others came into view: try the puts that wait for room, first come first."""
-        if not (self._room_came_back or self.waiting.moved_up):
-            return
-        passed_over = 0  # they stay at the front of the queue
-        while batch := list(islice(self.waiting.for_room.values(), passed_over, PUTS_RETRIED_MAX)):
-            for waiter in batch:
-                self._continue(waiter, now_ns)
-                passed_over += waiter.open and waiter.want is Want.ROOM
-        self._room_came_back = self.waiting.moved_up = False
-
-    def _wait(
-        self,
-        session: Session,
-        want: Want,
-        key: str,
-        now_ns: int,
-        deadline_ns: int,
-        put: Put | None = None,
-    ) -> Waiter:
-        waiter = Waiter(
-            session=session,
-            want=want,
-            key=key,
-            put=put,
-            deadline_ns=deadline_ns,
-            began_ns=now_ns,
-        )
-        if deadline_ns <= now_ns:
-            raise self._too_late(waiter)
-        if len(self.waiting) >= self.config.waiters_max:
-            raise Refusal(Code.NOT_READY, f"{len(self.waiting)} requests wait already; try again later")
-        self.waiting.add(waiter)
-        return waiter
-
-    def _too_late(self, waiter: Waiter) -> Refusal:
-        waited_s = max(0, waiter.deadline_ns - waiter.began_ns) / 1e9
-        if waiter.want is Want.PRESENCE:
-            return Refusal(Code.TIMEOUT, f"not there after {waited_s:g} s")
-        if waiter.want is not Want.ROOM:
-            writer = self.table.writing[waiter.key].writer
-            session = self.sessions[writer]
-            return Refusal(
-                Code.NOT_READY,
-                f"still being written by {session.name} (pid {session.pid}) after {waited_s:g} s",
-            )
-        assert waiter.put is not None
-        room = room_report(self.space, self.table, self.held)
-        return Refusal(Code.NO_SPACE, f"no room for {waiter.put.nbytes} bytes within {waited_s:g} s: {room}")
-
-    def _check_handle(self, session: Session) -> None:
-        if len(session.handles) >= self.config.handles_max:
-            raise Refusal(
-                Code.INVALID_ARGUMENT,
-                f"this client holds {len(session.handles)} views; release some first",
-            )
-
-    def _take(self, session: Session, replica: Replica, now_ns: int) -> Handle:
-        self.handle_count += 1
-        if replica.refs == 0:
-            self.held.count += 1
-            self.held.nbytes += replica.nbytes
-        return session.take(replica, now_ns)
-
-    def _grant(self, waiter: Waiter, replica: Replica, now_ns: int) -> None:
-        try:
-            self._check_handle(waiter.session)
-        except Refusal as refusal:
-            self._answer(waiter, refusal)
-        else:
-            self._answer(waiter, self._take(waiter.session, replica, now_ns))
-
-    def _answer(self, waiter: Waiter, outcome: Outcome) -> None:
-        self.waiting.close(waiter)
-        self.outbox.append((waiter, outcome))
-
     @staticmethod
     def _reservation(session: Session, replica_id: int) -> Replica:
         replica = session.reservations.get(replica_id)
@@ -396,25 +311,19 @@ class Master:
     def _abandon(self, session: Session, replica: Replica, now_ns: int) -> None:
         """Free a reservation that its writer no longer stores into."""
         del session.reservations[replica.replica_id]
-        self.pins.stop(replica)
         was_writing = replica.state is ReplicaState.WRITING
-        self.table.abandon_writing(replica)
-        self._free(replica)
+        self.objects.abandon(replica)
         if was_writing:
-            self._settle_key(replica.key, now_ns)
+            self.admission.settle_key(replica.key, now_ns)
 
-    def _retire(self, replica: Replica) -> None:
-        """A replica without a name: free, or stashed while it is read."""
-        self.pins.stop(replica)
-        if replica.refs:
-            self.table.stash_away(replica)
-        else:
-            self._forget(replica)
+    def _changed(self, key: str, now_ns: int) -> None:
+        """*key* has another readable replica than before, or none."""
+        if key in self.admission.loads.by_key:
+            self.admission.end_load(key)
+        if key in self.waiting.by_key:
+            self.admission.settle_key(key, now_ns)
+        self.admission.retry(now_ns)
 
-    def _forget(self, replica: Replica) -> None:
-        self.table.forget(replica)
-        self._free(replica)
 
-    def _free(self, replica: Replica) -> None:
-        self.space.free(replica.offset, replica.nbytes)
-        self._room_came_back = True
+def _length(replica: Replica) -> int:
+    return replica.nbytes

@@ -1,31 +1,23 @@
 """What the local master shows: statistics, objects, and who holds them. Reads only."""
 
+from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from mooncake_node.core.objects import Objects
 from mooncake_node.core.replica import Replica
-from mooncake_node.core.sessions import Held, Session
-from mooncake_node.core.space import Space
-from mooncake_node.core.table import MetaMap
+from mooncake_node.core.sessions import Session
 
 if TYPE_CHECKING:
     from mooncake_node.core.master import Master
 
-
-_RECLAIM = (
-    "passes",
-    "productive_passes",
-    "examined",
-    "isolated",
-    "dropped",
-    "offloaded",
-    "swapped_out",
-    "parked_lease_only",
-    "parked_ref_only",
-    "parked_lease_and_ref",
-)
-_LOAD = ("local_copies", "from_offload", "from_remote_offload", "coalesced")
+# Who holds memory is looked up among so many clients, and so many handles of each.
+_SESSIONS_MAX = 256
+_HANDLES_MAX = 256
+_NAMED_MAX = 3
 
 
 class HolderReport(msgspec.Struct, frozen=True):
@@ -37,16 +29,52 @@ class HolderReport(msgspec.Struct, frozen=True):
     oldest_since_ns: int
 
 
-def room_report(space: Space, table: MetaMap, held: Held) -> str:
-    """What the pool's bytes are taken by, in one line. Costs the same however much that is."""
-    return (
-        f"{space.bytes_free} of {space.bytes_total} bytes free, "
-        f"largest free extent {space.largest_free_extent}; "
-        f"{len(table.current)} objects; {held.count} replicas of {held.nbytes} bytes held by readers; "
-        f"{len(table.writing)} being written ({table.writing_nbytes} bytes); "
-        f"{len(table.stash)} removed but still read ({table.stash_nbytes} bytes); "
-        f"{len(table.doomed)} given up but not yet let go by their writers ({table.doomed_nbytes} bytes)"
-    )
+class LeaseReport(msgspec.Struct, frozen=True):
+    """A replica that remote readers were promised."""
+
+    replica: Replica
+    left_ns: int
+
+
+def room_report(objects: Objects, sessions: Iterable[Session], now_ns: int) -> str:
+    """What the pool's bytes are taken by, and why they cannot go, in one line. Costs the same however much that is."""
+    space, table, disk = objects.space, objects.table, objects.disk
+    facts = [
+        f"{space.bytes_free} of {space.bytes_total} bytes free, largest free extent {space.largest_free_extent}",
+        f"{len(table.current)} objects",
+        f"{objects.held.count} replicas of {objects.held.nbytes} bytes held by readers{_held_by(sessions, now_ns)}",
+        f"{len(table.writing)} being written ({table.writing_nbytes} bytes)",
+        f"{len(table.stash)} removed but still read ({table.stash_nbytes} bytes)",
+        f"{len(table.doomed)} given up but not yet let go by their writers ({table.doomed_nbytes} bytes)",
+    ]
+    if objects.leases.count:
+        facts.append(f"{objects.leases.count} leases of remote readers")
+    if objects.pins.hard_nbytes:
+        facts.append(f"{objects.pins.hard_nbytes} bytes pinned hard")
+    if objects.pins.soft_nbytes:
+        facts.append(f"{objects.pins.soft_nbytes} bytes pinned soft, in memory or on disk")
+        if not disk.nbytes_max:
+            facts.append("there is no offload directory for them to go to")
+        elif not disk.takes(now_ns):
+            facts.append(f"the offload tier takes nothing now ({disk.nbytes} of {disk.nbytes_max} bytes used)")
+    return "; ".join(facts)
+
+
+def _held_by(sessions: Iterable[Session], now_ns: int) -> str:
+    """The keys with the most bytes among those that are held, and who holds them."""
+    held: Counter[tuple[str, int]] = Counter()
+    facts: dict[tuple[str, int], tuple[Session, int]] = {}
+    for session in islice(sessions, _SESSIONS_MAX):
+        for handle in islice(session.handles.values(), _HANDLES_MAX):
+            name = (handle.replica.key, session.session_id)
+            held[name] = handle.replica.nbytes
+            facts.setdefault(name, (session, handle.since_ns))
+    named = []
+    for name, nbytes in held.most_common(_NAMED_MAX):
+        session, since_ns = facts[name]
+        age_s = (now_ns - since_ns) / 1e9
+        named.append(f"{name[0]!r} ({nbytes} bytes) by {session.name} (pid {session.pid}) for {age_s:.1f} s")
+    return f": {', '.join(named)}{', ...' if len(held) > _NAMED_MAX else ''}" if named else ""
 
 
 def holders(master: "Master", key: str) -> list[HolderReport]:
@@ -66,9 +94,22 @@ def holders(master: "Master", key: str) -> list[HolderReport]:
     return reports
 
 
+def leases(master: "Master", key: str, now_ns: int) -> list[LeaseReport]:
+    """The leases that run on generations of *key*, the stashed ones included; for each replica the youngest."""
+    current = master.table.current.get(key)
+    replicas = [current] if current is not None else []
+    replicas += [replica for replica in master.table.stash.values() if replica.key == key]
+    return [
+        LeaseReport(replica, replica.leased_until_ns - now_ns)
+        for replica in replicas
+        if replica.leased_until_ns > now_ns
+    ]
+
+
 def stats(master: "Master") -> dict[str, object]:
     """The core's part of `stats()` (SPEC 11), in bytes and counts."""
-    space, table = master.space, master.table
+    space, table, objects, admission = master.space, master.table, master.objects, master.admission
+    lists, counters, disk = objects.lists, objects.counters, objects.disk
     return {
         "pool": {
             "bytes_total": space.bytes_total,
@@ -77,22 +118,51 @@ def stats(master: "Master") -> dict[str, object]:
             "largest_free_extent": space.largest_free_extent,
             "quarantined_bytes": table.quarantine_nbytes,
             "doomed_bytes": table.doomed_nbytes,
+            "isolated_bytes": objects.isolated_nbytes,
         },
         "objects": len(table.current),
         "unpublished": len(table.writing) + len(table.doomed),
-        "handles": master.handle_count,
-        "leases": 0,
+        "handles": sum(len(session.handles) for session in master.sessions.values()),
+        "leases": objects.leases.count,
         "stash": {"objects": len(table.stash), "bytes": table.stash_nbytes},
         "clients": len(master.sessions),
         "pinned": {
             "soft_bytes": master.pins.soft_nbytes,
             "hard_bytes": master.pins.hard_nbytes,
         },
-        "waiting_puts": len(master.waiting.for_room),
-        # What this node does not do yet has happened no times.
-        "reclaim": dict.fromkeys(_RECLAIM, 0),
-        "load": {"local_hits": master.local_hits, **dict.fromkeys(_LOAD, 0)},
-        "offload": {"objects": 0, "bytes": 0, "failures": 0},
+        "waiting_puts": sum(waiter.put is not None for waiter in master.waiting.for_room.values()),
+        "reclaim": {
+            "passes": lists.passes,
+            "productive_passes": lists.productive_passes,
+            "examined": lists.examined,
+            "isolated": lists.isolated,
+            "dropped": counters.dropped,
+            "offloaded": counters.offloaded,
+            "swapped_out": 0,
+            "parked_lease_only": counters.parked_lease_only,
+            "parked_ref_only": counters.parked_ref_only,
+            "parked_lease_and_ref": counters.parked_lease_and_ref,
+            "listed": len(lists),
+            "earliest_lease_expire_ms": {
+                f"<={bound}": count for bound, count in sorted(master.reclaim.earliest_lease_expire_ms.items())
+            },
+        },
+        "load": {
+            "local_hits": admission.local_hits,
+            "local_copies": 0,
+            "from_offload": admission.loads.completed,
+            "from_remote_offload": 0,
+            "coalesced": admission.loads.coalesced,
+            "under_way": len(admission.loads.by_key),
+        },
+        "offload": {
+            "objects": disk.copies,
+            "bytes": disk.nbytes,
+            "bytes_max": disk.nbytes_max,
+            "failures": disk.failures,
+            "only_on_disk": disk.only_count,
+            "lost": len(admission.lost),
+        },
         "directory": {"state": "none", "queued": 0, "conflicts": 0},
         "waiting": len(master.waiting),
         "clear_epoch": master.clear_epoch,

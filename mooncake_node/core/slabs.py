@@ -76,6 +76,19 @@ class Slabs:
             del self._slab_at[start]
             self._extents.free(start, slab.ngranules)
 
+    def slab_at(self, granule: int) -> tuple[int, list[int]] | None:
+        """Length in granules of the slab that begins there, and the offsets of the slots in use; None if none does."""
+        slab = self._slab_at.get(granule)
+        if slab is None:
+            return None
+        used = slab.free_bits ^ slab.all_free
+        offsets = []
+        while used:
+            lowest = used & -used
+            used ^= lowest
+            offsets.append(granule * GRANULE_BYTES + (lowest.bit_length() - 1) * slab.slot_bytes)
+        return slab.ngranules, offsets
+
     def check(self) -> None:
         """Assert that every slab is in use, has an extent of its own and is found when partial."""
         partial: dict[int, list[int]] = {slot_bytes: [] for slot_bytes in self._partial}

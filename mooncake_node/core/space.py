@@ -61,6 +61,37 @@ class Space:
         else:
             self._slabs.free(offset, -(-nbytes // SLOT_ALIGN_BYTES) * SLOT_ALIGN_BYTES)
 
+    # -- what lies where, in granules; for windows ---------------------------------------------------------------------
+
+    @property
+    def largest_free_start(self) -> int | None:
+        """Where the longest run of free granules begins; None when there is none."""
+        return self._extents.largest_start
+
+    def free_at(self, granule: int) -> int:
+        """Length of the run of free granules that begins there; 0 if none does."""
+        return self._extents.free_at(granule)
+
+    def start_before(self, granule: int) -> int | None:
+        """Where the free run, object or slab begins that ends before *granule*; None at the low end of the pool."""
+        return self._extents.start_before(granule)
+
+    def slab_at(self, granule: int) -> tuple[int, list[int]] | None:
+        """Length of the slab that begins there, and the offsets (bytes) of the objects in it; None if none does."""
+        return self._slabs.slab_at(granule)
+
+    def piece_start(self, offset: int) -> int:
+        """Where the object or slab begins in which the object at *offset* lies."""
+        return self._extents.start_before(offset // GRANULE_BYTES + 1) or 0
+
+    def take(self, granule: int, ngranules: int) -> bool:
+        """Take exactly that run of granules out of what is free; False if not all of it is. Undone by `give_back`."""
+        return self._extents.take(granule, ngranules)
+
+    def give_back(self, granule: int, ngranules: int) -> None:
+        """Make free again what `take` took."""
+        self._extents.free(granule, ngranules)
+
     def could_fit(self, nbytes: int) -> bool:
         """Whether an empty pool has room for *nbytes*."""
         # Whole granules, so what it takes beyond its bytes fits where they do.

@@ -6,22 +6,25 @@ references (`sessions`), room (`space`) or who waits (`waiting`).
 
 from mooncake_node.core.replica import MOVES, Replica, ReplicaState
 
-_WRITING, _COMPLETE, _ISOLATED, _STASHED, _DOOMED, _QUARANTINED, _GONE = ReplicaState
+_WRITING, _COMPLETE, _ISOLATED, _STASHED, _DOOMED, _QUARANTINED, _ON_DISK, _GONE = ReplicaState
 
 
 class MetaMap:
-    """Every replica that occupies room in G, by what can be asked about it."""
+    """Every replica of this node, by what can be asked about it."""
 
     def __init__(self) -> None:
-        # All and only the replicas readable by key (COMPLETE or ISOLATED).
+        # All and only the replicas readable by key (COMPLETE, ISOLATED or ON_DISK).
         self.current: dict[str, Replica] = {}
-        # All and only the WRITING ones: at most one of a key, beside a current one only for an upsert.
+        # All and only the WRITING ones that a client fills: at most one of a key, beside a current one only for an
+        # upsert.
         self.writing: dict[str, Replica] = {}
+        # All and only the WRITING ones that are filled from the tier: beside a current one that is ON_DISK.
+        self.loading: dict[str, Replica] = {}
         # All and only the STASHED, DOOMED and QUARANTINED ones, by replica_id. Generations of one key may coexist.
         self.stash: dict[int, Replica] = {}
         self.doomed: dict[int, Replica] = {}
         self.quarantine: dict[int, Replica] = {}
-        # COMPLETE replicas cut off by a clear and not yet freed or stashed; invisible by key.
+        # Replicas cut off by a clear and not yet freed or stashed; invisible by key.
         # A list with several of one key after several clears.
         self.condemned: list[Replica] = []
         self.writing_nbytes = 0
@@ -36,6 +39,14 @@ class MetaMap:
         self.writing[replica.key] = replica
         self.writing_nbytes += replica.nbytes
 
+    def add_loading(self, replica: Replica) -> None:
+        """Register a reservation that the tier fills; its key must be ON_DISK."""
+        assert replica.state is _WRITING
+        assert replica.key not in self.loading
+        assert self.current[replica.key].state is _ON_DISK
+        self.loading[replica.key] = replica
+        self.writing_nbytes += replica.nbytes
+
     def publish(self, replica: Replica, now_ns: int) -> Replica | None:
         """WRITING → COMPLETE: visible from here on. Returns the generation it replaced, now without a name."""
         self._move(replica, _COMPLETE)
@@ -45,6 +56,28 @@ class MetaMap:
         replaced = self.current.get(replica.key)
         self.current[replica.key] = replica
         return replaced
+
+    def publish_loaded(self, replica: Replica) -> Replica:
+        """WRITING → COMPLETE: in memory again. Returns the one on disk alone, which is GONE now."""
+        self._move(replica, _COMPLETE)
+        self._drop_writing(replica)
+        on_disk = self.current[replica.key]
+        assert on_disk.generation == replica.generation
+        self._move(on_disk, _GONE)
+        self.current[replica.key] = replica
+        return on_disk
+
+    def isolate(self, replica: Replica) -> None:
+        """COMPLETE → ISOLATED: on its way to disk, and readable all the while."""
+        self._move(replica, _ISOLATED)
+
+    def take_back(self, replica: Replica) -> None:
+        """ISOLATED → COMPLETE: it stays in memory."""
+        self._move(replica, _COMPLETE)
+
+    def leave_memory(self, replica: Replica) -> None:
+        """→ ON_DISK: readable by key as before. The caller frees the room in the same step."""
+        self._move(replica, _ON_DISK)
 
     def unname(self, key: str) -> Replica:
         """Take the readable generation's name away. The caller frees or stashes it in the same step."""
@@ -93,12 +126,13 @@ class MetaMap:
         return taken
 
     def all_replicas(self) -> list[Replica]:
-        """Every replica that occupies room, for audits and statistics."""
-        groups = (self.current, self.writing, self.stash, self.doomed, self.quarantine)
+        """Every replica, for audits."""
+        groups = (self.current, self.writing, self.loading, self.stash, self.doomed, self.quarantine)
         return [replica for group in groups for replica in group.values()] + self.condemned
 
     def _drop_writing(self, replica: Replica) -> None:
-        del self.writing[replica.key]
+        group = self.loading if self.loading.get(replica.key) is replica else self.writing
+        del group[replica.key]
         self.writing_nbytes -= replica.nbytes
 
     @staticmethod

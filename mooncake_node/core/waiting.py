@@ -1,4 +1,4 @@
-"""Requests that wait: for a key's writer, for a key to appear, or for room.
+"""Requests that wait: for a key's writer, for a key to appear or to come back from disk, or for room.
 
 The master closes a waiter exactly once, by an outcome in the outbox. Deadlines are kept in one heap, so that the
 shell needs one timer.
@@ -44,6 +44,7 @@ class Want(Enum):
     PRESENCE = "presence"  # its key to be readable
     TURN = "turn"  # the writer of its key to finish, to write itself
     ROOM = "room"  # room in G
+    LOAD = "load"  # its key to be back in memory
 
 
 class Waiter(msgspec.Struct, eq=False, kw_only=True):
@@ -58,6 +59,7 @@ class Waiter(msgspec.Struct, eq=False, kw_only=True):
     open: bool = True
     ticket: object = None  # the shell's own, to find whom to answer
     number: int = 0  # order of arrival
+    nbytes: int = 0  # of room it needs, if it waits for that
 
 
 # None: the key is readable now (answer to PRESENCE).
@@ -101,6 +103,11 @@ class WaitingRoom:
         waiter.want = want
         if want is Want.ROOM:
             self.for_room[waiter.number] = waiter
+
+    @property
+    def head(self) -> Waiter | None:
+        """The first of those for room."""
+        return next(iter(self.for_room.values()), None)
 
     def of_key(self, key: str) -> list[Waiter]:
         """The open waiters of *key*, in order of arrival."""

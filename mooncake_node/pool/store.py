@@ -1,4 +1,4 @@
-"""The daemon's own way of writing into G: for objects small enough to come in a message."""
+"""The daemon's own way into G: for objects small enough to come in a message, and for the offload tier."""
 
 import ctypes
 
@@ -17,8 +17,15 @@ class PoolWriter:
 
     def store(self, offset: int, data: memoryview) -> None:
         """Put a whole object at *offset*, the rest of what is reserved for it zeroed."""
-        end = offset + data.nbytes
-        rest = footprint(data.nbytes) - data.nbytes
-        self._bytes[offset:end] = data
+        self._bytes[offset : offset + data.nbytes] = data
+        self.zero_tail(offset, data.nbytes)
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Those bytes, writable."""
+        return self._bytes[offset : offset + nbytes]
+
+    def zero_tail(self, offset: int, nbytes: int) -> None:
+        """Zero what is reserved beyond an object's bytes."""
+        rest = footprint(nbytes) - nbytes
         if rest:
-            self._bytes[end : end + rest] = _ZEROS[:rest]
+            self._bytes[offset + nbytes : offset + nbytes + rest] = _ZEROS[:rest]

@@ -12,8 +12,9 @@ from mooncake_client.codes import Code
 from mooncake_client.framing import FramingError, Unpacker, pack
 from mooncake_node.obs.log import get_logger
 from mooncake_node.server.admin import LOOKS, answer_fault
+from mooncake_node.server.client import Client
 from mooncake_node.server.peer import Peer
-from mooncake_node.server.service import Client, Service
+from mooncake_node.server.service import Service
 
 # Replies a client has not taken yet; beyond that it is given up.
 UNSENT_NBYTES_MAX = 64 << 20

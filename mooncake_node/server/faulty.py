@@ -7,9 +7,9 @@ from typing import Any
 
 from mooncake_client import wire
 from mooncake_client.errors import StoreError
+from mooncake_node.server.client import Client
 from mooncake_node.server.connection import Connection
 from mooncake_node.server.points import AFTER, BEFORE
-from mooncake_node.server.service import Client
 
 
 class FaultyConnection(Connection):

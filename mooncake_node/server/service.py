@@ -7,7 +7,7 @@ objects do it in slices, between which other requests run.
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from mooncake_client import wire
 from mooncake_client.codes import Code
@@ -15,33 +15,30 @@ from mooncake_client.faults import FaultTable
 from mooncake_node.core.master import Master
 from mooncake_node.core.refusal import Refusal
 from mooncake_node.core.replica import Replica
-from mooncake_node.core.report import holders
 from mooncake_node.core.scan import Scan
-from mooncake_node.core.sessions import Handle, Session
+from mooncake_node.core.sessions import Handle
 from mooncake_node.core.waiting import Waiter, Want
+from mooncake_node.server.client import Client, Send, check_batch
+from mooncake_node.server.looks import Looks
 from mooncake_node.server.pending import Pending
-from mooncake_node.server.translate import MS_NS, failure, grant, holder, object_info, outcome_item, put_of
+from mooncake_node.server.translate import MS_NS, failure, grant, outcome_item, put_of
 
 # Objects looked at before other requests get their turn: about 1 ms.
 SLICE_COUNT = 1000
-PAGE_COUNT = 1000
-# Listings one client can have open; an older one is dropped, and says so when asked for its next page.
-SCANS_MAX = 8
 
-Send = Callable[[wire.Message], None]
 Ticket = tuple[Pending, int, Send]
 
 
-class Client:
-    """What the service keeps of one attached client beside its session in the core."""
+class TierJobs(Protocol):
+    """Who runs what the core asks for of the offload tier."""
 
-    __slots__ = ("next_cursor", "scans", "send", "session")
+    def start(self) -> asyncio.Future[None] | None:
+        """Begin the jobs of the core; a future of the deletions among them, None if there are none."""
+        ...
 
-    def __init__(self, session: Session, send: Send) -> None:
-        self.session = session
-        self.send = send
-        self.scans: dict[int, Scan] = {}
-        self.next_cursor = 1
+    async def remove_all(self) -> None:
+        """Remove everything that lies in the tier or is being written there now."""
+        ...
 
 
 class Service:
@@ -55,15 +52,16 @@ class Service:
         store: Callable[[int, memoryview], None],
         node_facts: Callable[[], dict[str, Any]],
         timeout_max_ns: int,
+        jobs: TierJobs | None = None,
     ) -> None:
-        """*store* puts an object's bytes at an offset of G; *node_facts* is what `stats` shows."""
+        """*store* puts an object's bytes at an offset of G; *node_facts* is what `stats` shows; *jobs*: with a tier."""
         self.master = master
         self.faults = faults
         self._store = store
-        self._node_facts = node_facts
         self._timeout_max_ns = timeout_max_ns
+        self._jobs = jobs
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._timer_ns = 0
         # The loop itself holds tasks only weakly.
         self._walks: set[asyncio.Task[None]] = set()
@@ -75,15 +73,11 @@ class Service:
             wire.PutBytes: self._put_bytes,
             wire.PutEnd: self._put_end,
             wire.PutRevoke: self._put_revoke,
-            wire.Exists: self._exists,
-            wire.Info: self._info,
             wire.Remove: self._remove,
             wire.Wait: self._wait,
             wire.Pin: self._pin,
             wire.Unpin: self._unpin,
-            wire.ListKeys: self._list_keys,
-            wire.Holders: self._holders,
-            wire.Stats: self._stats,
+            **Looks(master, node_facts).handlers,
         }
         self._walks_by_type: dict[type[wire.Request], Callable[[Client, Any], Any]] = {
             wire.RemovePrefix: self._remove_prefix,
@@ -115,7 +109,8 @@ class Service:
         """
         session = client.session
         for waiter in self.master.waiting.of_session(session):
-            self.master.cancel(waiter)
+            self.master.cancel(waiter, time.monotonic_ns())
+        self.settle()
         return bool(session.handles or session.reservations)
 
     def end_session(self, client: Client) -> None:
@@ -136,11 +131,15 @@ class Service:
 
     def settle(self) -> None:
         """Send what the core decided for others, and set the timer for what it waits for next."""
-        while self.master.outbox:
-            outbox, self.master.outbox = self.master.outbox, []
+        master = self.master
+        while master.outbox:
+            outbox = master.outbox[:]
+            master.outbox.clear()
             for waiter, outcome in outbox:
                 _answer(waiter, outcome_item(outcome))
-        deadline_ns = self.master.next_deadline_ns()
+        if master.jobs and self._jobs is not None:
+            self._jobs.start()
+        deadline_ns = master.next_deadline_ns(time.monotonic_ns())
         if deadline_ns is not None and (self._timer is None or deadline_ns < self._timer_ns):
             self._set_timer(deadline_ns)
 
@@ -150,6 +149,10 @@ class Service:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ns = deadline_ns
+        if deadline_ns == 0:
+            # At once, but behind the requests that have come.
+            self._timer = self._loop.call_soon(self._tick)
+            return
         # The loop's clock has whole milliseconds; one later than due, or a tick would find nothing.
         delay_s = max(0, deadline_ns - time.monotonic_ns()) / 1e9 + 0.001
         self._timer = self._loop.call_later(delay_s, self._tick)
@@ -165,7 +168,7 @@ class Service:
     # -- put and get -------------------------------------------------------------------------------------------------
 
     def _acquire(self, client: Client, request: wire.Acquire, now_ns: int) -> wire.Message | None:
-        _check_batch(request.keys)
+        check_batch(request.keys)
         acquire, session = self.master.acquire, client.session
         deadline_ns = self._deadline_ns(request.timeout_ms, now_ns)
         items: list[Any] = []
@@ -186,7 +189,7 @@ class Service:
         return wire.Acquired(request.request_id, items) if pending is None else None
 
     def _put_start(self, client: Client, request: wire.PutStart, now_ns: int) -> wire.Message | None:
-        _check_batch(request.puts)
+        check_batch(request.puts)
         deadline_ns = self._deadline_ns(request.timeout_ms, now_ns)
         items: list[Any] = []
         for spec in request.puts:
@@ -209,8 +212,8 @@ class Service:
                 items.append(outcome_item(answer))
         return wire.PutStarted(request.request_id, items)
 
-    def _put_bytes(self, client: Client, request: wire.PutBytes, now_ns: int) -> wire.Message:
-        _check_batch(request.puts)
+    def _put_bytes(self, client: Client, request: wire.PutBytes, now_ns: int) -> wire.Message | None:
+        check_batch(request.puts)
         _check_carried(request)
         items: list[wire.Published | wire.Failure | wire.Deferred] = []
         for spec, data in zip(request.puts, request.data, strict=True):
@@ -224,10 +227,10 @@ class Service:
                     items.append(wire.Deferred())
             except Refusal as refusal:
                 items.append(failure(refusal))
-        return wire.PutEnded(request.request_id, items)
+        return self._when_deleted(client, wire.PutEnded(request.request_id, items))
 
-    def _put_end(self, client: Client, request: wire.PutEnd, now_ns: int) -> wire.Message:
-        _check_batch(request.replica_ids)
+    def _put_end(self, client: Client, request: wire.PutEnd, now_ns: int) -> wire.Message | None:
+        check_batch(request.replica_ids)
         items: list[wire.Published | wire.Failure | wire.Deferred] = []
         for replica_id in request.replica_ids:
             try:
@@ -236,10 +239,10 @@ class Service:
                 items.append(failure(refusal))
             else:
                 items.append(wire.Published(replica.generation, replica.nbytes, replica.contract.scope))
-        return wire.PutEnded(request.request_id, items)
+        return self._when_deleted(client, wire.PutEnded(request.request_id, items))
 
     def _put_revoke(self, client: Client, request: wire.PutRevoke, now_ns: int) -> wire.Message:
-        _check_batch(request.replica_ids)
+        check_batch(request.replica_ids)
         for replica_id in request.replica_ids:
             try:
                 self.master.put_revoke(client.session, replica_id, now_ns)
@@ -263,34 +266,28 @@ class Service:
     def _released(self, _client: Client, _request: wire.Released, _now_ns: int) -> None:
         return None
 
-    def _cancel(self, client: Client, request: wire.Cancel, _now_ns: int) -> None:
+    def _cancel(self, client: Client, request: wire.Cancel, now_ns: int) -> None:
         for waiter in self.master.waiting.of_session(client.session):
             if _ticket(waiter)[0].request_id == request.target:
-                self.master.cancel(waiter)
+                self.master.cancel(waiter, now_ns)
                 _answer(waiter, wire.Failure(Code.TIMEOUT, "the caller gave up"))
 
-    # -- look and remove ---------------------------------------------------------------------------------------------
+    # -- remove and pin ---------------------------------------------------------------------------------------------
 
-    def _exists(self, _client: Client, request: wire.Exists, _now_ns: int) -> wire.Message:
-        _check_batch(request.keys)
-        current = self.master.table.current
-        return wire.Flags(request.request_id, [key in current for key in request.keys])
-
-    def _info(self, _client: Client, request: wire.Info, now_ns: int) -> wire.Message:
-        _check_batch(request.keys)
-        items: list[wire.ObjectInfo | wire.Failure] = []
-        for key in request.keys:
-            try:
-                items.append(object_info(self.master.readable(key), now_ns))
-            except Refusal as refusal:
-                items.append(failure(refusal))
-        return wire.Infos(request.request_id, items)
-
-    def _remove(self, client: Client, request: wire.Remove, now_ns: int) -> wire.Message:
-        _check_batch(request.keys)
+    def _remove(self, client: Client, request: wire.Remove, now_ns: int) -> wire.Message | None:
+        check_batch(request.keys)
         _check_changes(client)
         remove, generation = self.master.remove, request.generation
-        return wire.Flags(request.request_id, [remove(key, now_ns, generation) for key in request.keys])
+        flags = [remove(key, now_ns, generation) for key in request.keys]
+        return self._when_deleted(client, wire.Flags(request.request_id, flags))
+
+    def _when_deleted(self, client: Client, reply: wire.Message) -> wire.Message | None:
+        """*reply*, or None if it is sent later: when what it says is gone can no longer come back by a restart."""
+        deletions = self._jobs.start() if self._jobs is not None else None
+        if deletions is None:
+            return reply
+        deletions.add_done_callback(lambda _: client.send(reply))
+        return None
 
     def _pin(self, client: Client, request: wire.Pin, now_ns: int) -> wire.Message:
         _check_changes(client)
@@ -302,32 +299,6 @@ class Service:
         _check_changes(client)
         self.master.unpin(request.key)
         return wire.Done(request.request_id)
-
-    def _list_keys(self, client: Client, request: wire.ListKeys, now_ns: int) -> wire.Message:
-        cursor, scans = request.cursor, client.scans
-        if cursor == 0:
-            cursor = client.next_cursor
-            client.next_cursor += 1
-            scans[cursor] = Scan(self.master.table, request.prefix)
-            if len(scans) > SCANS_MAX:
-                del scans[next(iter(scans))]
-        scan = scans.get(cursor)
-        if scan is None:
-            raise Refusal(Code.INVALID_ARGUMENT, f"this client has more than {SCANS_MAX} listings open; list again")
-        infos: list[wire.ObjectInfo | wire.Failure] = [
-            object_info(replica, now_ns) for replica in scan.next(PAGE_COUNT)
-        ]
-        if scan.done:
-            del scans[cursor]
-            cursor = 0
-        return wire.Infos(request.request_id, infos, cursor)
-
-    def _holders(self, _client: Client, request: wire.Holders, now_ns: int) -> wire.Message:
-        reports = holders(self.master, request.key)
-        return wire.HolderList(request.request_id, [holder(report, now_ns) for report in reports])
-
-    def _stats(self, _client: Client, request: wire.Stats, _now_ns: int) -> wire.Message:
-        return wire.Facts(request.request_id, self._node_facts())
 
     # -- walks over many objects -------------------------------------------------------------------------------------
 
@@ -345,21 +316,30 @@ class Service:
 
     async def _remove_prefix(self, _client: Client, request: wire.RemovePrefix) -> int:
         scan, count = Scan(self.master.table, request.prefix), 0
+        deletions: list[asyncio.Future[None]] = []
         while not scan.done:
             now_ns = time.monotonic_ns()
             for replica in scan.next(SLICE_COUNT):
                 count += self.master.remove(replica.key, now_ns, replica.generation)
+            if self._jobs is not None and (deletion := self._jobs.start()) is not None:
+                deletions.append(deletion)
             self.settle()
             await asyncio.sleep(0)
+        if deletions:
+            await asyncio.wait(deletions)
         return count
 
     async def _remove_all(self, _client: Client, _request: wire.RemoveAll) -> int:
         count = self.master.clear(time.monotonic_ns())
+        # Begun before anything that is put from now on can be written to the tier.
+        cleared = None if self._jobs is None else self._loop.create_task(self._jobs.remove_all())
         self.settle()
         while self.master.reap(SLICE_COUNT, time.monotonic_ns()):
             self.settle()
             await asyncio.sleep(0)
         self.settle()
+        if cleared is not None:
+            await cleared
         return count
 
 
@@ -379,11 +359,6 @@ def _waited(request_id: int, items: list[Any]) -> wire.Message:
     if isinstance(item, wire.Failure):
         return wire.Failed(request_id, item.code, item.message)
     return wire.Done(request_id)
-
-
-def _check_batch(items: list[Any]) -> None:
-    if len(items) > wire.ITEMS_MAX:
-        raise Refusal(Code.INVALID_ARGUMENT, f"{len(items)} items in one request; at most {wire.ITEMS_MAX}")
 
 
 def _check_carried(request: wire.PutBytes) -> None:

@@ -5,7 +5,7 @@ from mooncake_client.codec import Kind
 from mooncake_node.core.pins import contract_for
 from mooncake_node.core.refusal import Refusal
 from mooncake_node.core.replica import Replica, ReplicaState
-from mooncake_node.core.report import HolderReport
+from mooncake_node.core.report import HolderReport, LeaseReport
 from mooncake_node.core.sessions import Handle
 from mooncake_node.core.waiting import Outcome, Put, PutMode
 
@@ -75,6 +75,37 @@ def object_info(replica: Replica, now_ns: int) -> wire.ObjectInfo:
         softpin_deadline_s=(until_ns - now_ns) / 1e9 if pinned and until_ns is not None else None,
         hardpin=replica.contract.hardpin,
         scope=replica.contract.scope,
+    )
+
+
+def replica_list(request_id: int, replica: Replica, token: int, now_ns: int) -> wire.ReplicaList:
+    """What a remote reader needs to read a replica; a token of 0: it is on disk, and no lease was given."""
+    return wire.ReplicaList(
+        request_id,
+        [
+            wire.ReplicaInfo(
+                replica_id=replica.replica_id,
+                tier="memory" if token else "disk",
+                offset=replica.offset,
+                nbytes=replica.nbytes,
+                kind=replica.kind,
+                generation=replica.generation,
+                lease_token=token,
+                lease_ms=max(0, replica.leased_until_ns - now_ns) // MS_NS if token else 0,
+            )
+        ],
+    )
+
+
+def lease_holder(report: LeaseReport) -> wire.Holder:
+    """What users see of the remote readers of a replica."""
+    return wire.Holder(
+        client="(readers on other nodes)",
+        pid=0,
+        handles=0,
+        oldest_s=0.0,
+        generation=wire.generation_text(report.replica.generation),
+        note=f"leased for another {report.left_ns / 1e9:.1f} s",
     )
 
 

@@ -4,6 +4,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,6 +102,11 @@ def _contradictions(settings: Settings) -> Iterator[tuple[str, str, str]]:
     if settings.hard_pin_max_bytes > settings.pool_size:
         reason = f"must not be more than pool_size, which is {format_size(settings.pool_size)}"
         yield "hard_pin_max_bytes", "pool_size", reason
+    marks = ("free_min_bytes", "free_low_bytes", "free_high_bytes", "pool_size")
+    for key, above in pairwise(marks):
+        limit = getattr(settings, above)
+        if getattr(settings, key) >= limit:
+            yield key, above, f"must be less than {above}, which is {format_size(limit)}"
     default, longest = settings.softpin_ttl_default, settings.softpin_ttl_max
     if default is not None and default > longest:
         reason = f"must not be more than softpin_ttl_max, which is {format_seconds(longest)}"

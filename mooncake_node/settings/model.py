@@ -13,6 +13,7 @@ from mooncake_node.settings.rules import Rule
 
 POOL_STEP_BYTES = 2 << 20  # a huge page, and the largest alignment of an object
 
+_FREE_LOW_BYTES_MAX = 256 << 20
 _YEAR_S = 365 * 86400.0
 _DERIVED = Path()
 
@@ -26,7 +27,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What the operator decided, in base units: bytes and seconds.
 
     ``load`` checks limits; building one directly does not. Both derive ``admin_socket`` where it is
-    not given and round ``pool_size`` up.
+    not given, and the watermarks, and round ``pool_size`` up.
     """
 
     name: Annotated[str, rules.node_name("This node in logs, statistics and the cluster.")] = msgspec.field(
@@ -48,6 +49,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         rules.choice("Ask for huge pages where /dev/shm offers them.", "auto", "off"),
     ] = "auto"
     prefault: Annotated[bool, rules.switch("Touch every page in the background, so that first puts are fast.")] = True
+
+    free_min_bytes: Annotated[int, rules.size("Below so many free bytes a put reclaims what it takes. 0: derived.")] = 0
+    free_low_bytes: Annotated[int, rules.size("Below so many free bytes reclaim runs unasked. 0: derived.")] = 0
+    free_high_bytes: Annotated[int, rules.size("At so many free bytes background reclaim stops. 0: derived.")] = 0
+
+    offload_dir: Annotated[
+        Path | None,
+        rules.optional(rules.directory("Where objects go that must stay readable but not in memory; none: nowhere.")),
+    ] = None
+    offload_max_bytes: Annotated[
+        int, rules.size("What the offload directory may take. 0: nine tenths of what its disk has free at start.")
+    ] = 0
+    offload_small_max_bytes: Annotated[
+        int, rules.size("Objects below this share files in the offload directory.", 0, 1 << 20)
+    ] = 64 << 10
+    offload_threads: Annotated[int, rules.count("Threads that write to the offload directory.", 1, 64)] = 2
+    restore_threads: Annotated[int, rules.count("Threads that read from the offload directory.", 1, 64)] = 2
+    offload_unpinned: Annotated[bool, rules.switch("Offload ordinary objects too, instead of dropping them.")] = False
+    offload_durable: Annotated[bool, rules.switch("Have every offloaded object survive a loss of power, by fsync.")] = (
+        False
+    )
 
     default_kv_lease_ttl: Annotated[
         float,
@@ -102,6 +124,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             msgspec.structs.force_setattr(self, "admin_socket", admin)
         whole = -(-self.pool_size // POOL_STEP_BYTES) * POOL_STEP_BYTES
         msgspec.structs.force_setattr(self, "pool_size", whole)
+        # A 64th of the pool, of a large one 256 MiB: what puts take while a pass or a write is under way.
+        low = self.free_low_bytes or min(whole // 64, _FREE_LOW_BYTES_MAX)
+        msgspec.structs.force_setattr(self, "free_low_bytes", low)
+        msgspec.structs.force_setattr(self, "free_min_bytes", self.free_min_bytes or low // 4)
+        msgspec.structs.force_setattr(self, "free_high_bytes", self.free_high_bytes or 2 * low)
 
 
 def _rules() -> dict[str, Rule]:
@@ -116,5 +143,5 @@ def _rules() -> dict[str, Rule]:
 RULES = _rules()  # the rule of every setting, in the order of the class
 
 # Settings with a flag of their own; ``--set key=value`` reaches the others.
-FLAGS = frozenset({"name", "socket", "admin_socket", "pool_size", "faults", "log_level", "log_format"})
+FLAGS = frozenset({"name", "socket", "admin_socket", "pool_size", "offload_dir", "faults", "log_level", "log_format"})
 assert set(RULES) >= FLAGS

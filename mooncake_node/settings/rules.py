@@ -131,6 +131,20 @@ def socket_path(doc: str) -> Rule:
     return Rule(doc, parse)
 
 
+def directory(doc: str) -> Rule:
+    """The path of a directory, made absolute; it need not exist yet."""
+
+    def parse(value: object) -> Path:
+        if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
+            raise ValueRefused("must be the path of a directory")
+        path = Path(value).absolute()
+        if path.exists() and not path.is_dir():
+            raise ValueRefused("is there and is no directory")
+        return path
+
+    return Rule(doc, parse)
+
+
 def socket_mode(doc: str) -> Rule:
     """A file mode in octal, as text: a bare 660 in a TOML file is another number than 0660."""
 

@@ -9,6 +9,7 @@ from mooncake_client.codes import Code
 from mooncake_node.core.audit import check_invariants
 from mooncake_node.core.config import MasterConfig
 from mooncake_node.core.generations import EPOCH_MS, GenerationClock
+from mooncake_node.core.jobs import Delete, Job, Load, Offload
 from mooncake_node.core.master import Master
 from mooncake_node.core.pins import contract_for
 from mooncake_node.core.refusal import Refusal
@@ -27,10 +28,14 @@ class Core:
     it is refused.
     """
 
-    def __init__(self, pages: int, **limits: object) -> None:
+    def __init__(self, pages: int, *, pinned: bool = False, **limits: object) -> None:
+        """*pinned*: what a put does not say otherwise of is pinned softly; without a tier such an object stays."""
+        self.pinned = pinned
         config = MasterConfig(pool_nbytes=pages * PAGE, **limits)
         self.master = Master(config, GenerationClock(EPOCH_MS * 1_000_000))
         self.now = 1_000
+        # Replicas whose job was taken and has not ended.
+        self.under_way: dict[int, Replica] = {}
 
     def open(self, name: str = "client", *, readonly: bool = False) -> Session:
         with self._audited():
@@ -49,12 +54,13 @@ class Core:
         mode: PutMode = PutMode.PUT,
         timeout: int | None = 100,
         kind: int = 0,
-        softpin: bool = False,
+        softpin: bool | None = None,
         softpin_ttl: int | None = None,
         hardpin: bool = False,
         scope: str = "cluster",
     ) -> Replica | Handle | Waiter | Want:
         """Ask for room; with *timeout* None nothing is entered."""
+        softpin = self.pinned if softpin is None else softpin
         contract = contract_for(softpin=softpin, softpin_ttl_ns=softpin_ttl, hardpin=hardpin, scope=scope)
         put = Put(key=key, nbytes=nbytes, kind=kind, contract=contract, mode=mode)
         deadline = None if timeout is None else self.now + timeout
@@ -116,7 +122,7 @@ class Core:
 
     def cancel(self, waiter: Waiter) -> None:
         with self._audited():
-            self.master.cancel(waiter)
+            self.master.cancel(waiter, self.now)
 
     def tick(self, *, later: int = 0) -> None:
         """Time passes, and the timer rings."""
@@ -126,8 +132,91 @@ class Core:
 
     def answers(self) -> list[tuple[Waiter, Outcome]]:
         """What was decided for others since the last look, in order."""
-        outbox, self.master.outbox = self.master.outbox, []
+        outbox = self.master.outbox[:]
+        self.master.outbox.clear()
         return outbox
+
+    # -- leases and jobs ---------------------------------------------------------------------------------------------
+
+    def lease(self, key: str) -> int:
+        """A lease for a remote reader; its token."""
+        with self._audited():
+            return self.master.get_replica_list(key, self.now)[1]
+
+    def release_lease(self, replica: Replica, token: int, key: str | None = None) -> None:
+        with self._audited():
+            self.master.release_lease(key or replica.key, replica.replica_id, token, self.now)
+
+    def take_jobs(self) -> list[Job]:
+        """What the shell was asked to do since the last look, in order."""
+        jobs = self.master.jobs[:]
+        self.master.jobs.clear()
+        self.under_way |= {job.replica.replica_id: job.replica for job in jobs if not isinstance(job, Delete)}
+        return jobs
+
+    def job(self) -> Job:
+        """The only job since the last look."""
+        [job] = self.take_jobs()
+        return job
+
+    def written(self, replica: Replica, record: object | None = "record") -> None:
+        """An offload has ended, well or (None) not."""
+        self.under_way.pop(replica.replica_id, None)
+        with self._audited():
+            self.master.offload_done(replica, record, self.now)
+
+    def rescue(self, replica: Replica) -> bool:
+        with self._audited():
+            return self.master.rescue(replica, self.now)
+
+    def loaded(self, replica: Replica, failure: Refusal | None = None, *, gone: bool = False) -> None:
+        """A load has ended, well or not."""
+        self.under_way.pop(replica.replica_id, None)
+        with self._audited():
+            self.master.load_done(replica, failure, self.now, gone=gone)
+
+    def fill(
+        self, session: Session, count: int, nbytes: int = PAGE, *, prefix: str = "k", **how: object
+    ) -> list[Replica]:
+        """Objects *prefix*0, *prefix*1, …, the first the coldest."""
+        return [self.store(session, f"{prefix}{number}", nbytes, **how) for number in range(count)]
+
+    def offload(self, session: Session, key: str, nbytes: int = PAGE, **how: object) -> Replica:
+        """An object that is on disk alone."""
+        replica = self.store(session, key, nbytes, softpin=True, **how)
+        assert self.rescue(replica)
+        job = self.job()
+        assert isinstance(job, Offload)
+        self.written(job.replica)
+        return replica
+
+    def bring_back(self, session: Session, key: str) -> Replica:
+        """Load an object that is on disk; it stays in memory with its copy there, and nobody reads it."""
+        waiter = self.get(session, key)
+        job = self.job()
+        assert isinstance(job, Load)
+        self.loaded(job.replica)
+        self.release(session, self.handle_for(waiter))
+        return job.replica
+
+    def adopt(self, key: str, nbytes: int = PAGE, *, softpin: bool = False, until: int | None = None) -> None:
+        """An object was found in the tier at the start."""
+        with self._audited():
+            self.master.adopt(
+                key=key,
+                generation=1,
+                nbytes=nbytes,
+                kind=0,
+                contract=contract_for(softpin=softpin, softpin_ttl_ns=None, hardpin=False, scope="cluster"),
+                softpin_until_ns=until,
+                record="found",
+                now_ns=self.now,
+            )
+
+    def state(self, key: str) -> str | None:
+        """How *key* is readable, if it is."""
+        replica = self.readable(key)
+        return None if replica is None else replica.state.name
 
     def handle_for(self, waiter: Waiter) -> Handle:
         """The only answer since the last look: a handle for *waiter*."""
@@ -177,17 +266,28 @@ class Core:
         assert caught.value.code is code
 
     def give_all_back(self) -> None:
-        """When everyone has gone and all is cleared, the pool is whole again."""
+        """When everyone has gone, every job has failed, every lease run out and all is cleared, the pool is whole."""
+        self.fail_jobs()
         for session in list(self.master.sessions.values()):
             self.end_session(session)
+        self.tick(later=self.master.config.lease_ttl_ns)
         self.clear()
         while self.reap():
             pass
+        self.fail_jobs()
         assert self.used == 0
-        assert self.master.handle_count == 0
         assert len(self.master.waiting) == 0
         assert self.master.table.all_replicas() == []
         assert (self.master.pins.soft_nbytes, self.master.pins.hard_nbytes) == (0, 0)
+
+    def fail_jobs(self) -> None:
+        """Everything the shell was asked for comes to nothing."""
+        self.take_jobs()
+        for replica in list(self.under_way.values()):
+            if replica.transfers:
+                self.written(replica, None)
+            else:
+                self.loaded(replica, Refusal(Code.TRANSFER_FAILED, "failed"))
 
     @contextmanager
     def _audited(self) -> Iterator[None]:

@@ -8,9 +8,11 @@ import pytest
 
 from mooncake_node.core import audit
 from mooncake_node.core.audit import check_invariants
-from mooncake_node.core.replica import Contract, ReplicaState
+from mooncake_node.core.jobs import Load, Offload
+from mooncake_node.core.loads import Loading
+from mooncake_node.core.replica import Contract, DiskCopy, Rank, ReplicaState, Shelf
 from mooncake_node.core.sessions import Held
-from mooncake_node.core.waiting import PutMode
+from mooncake_node.core.waiting import PutMode, Want
 
 PAGE = 4096
 
@@ -20,11 +22,17 @@ def make_scene(make_doomed_core):
     """Make masters with one of everything; their pools are full."""
 
     def make():
-        core = make_doomed_core(8, hard_pin_nbytes_max=8 * PAGE)
+        core = make_doomed_core(11, hard_pin_nbytes_max=8 * PAGE, tier_nbytes_max=100 * PAGE)
         a, b, c = core.open("a"), core.open("b"), core.open("c")
         condemned = core.store(a, "condemned")
         doomed = core.put(a, "doomed")
         core.clear()
+        core.offload(a, "wanted", 4 * PAGE)
+        core.offload(a, "loaded")
+        loads = core.master.admission.loads.by_key
+        isolated = core.store(a, "isolated", softpin=True)
+        core.rescue(isolated)
+        listed = core.store(a, "listed", softpin=True)
         current = core.store(a, "current", softpin=True)
         handle = core.get(b, "current")
         stashed = core.store(a, "stashed")
@@ -33,9 +41,14 @@ def make_scene(make_doomed_core):
         upsert = core.put(b, "current", mode=PutMode.UPSERT, hardpin=True)
         written = core.put(a, "written", 3 * PAGE)
         reader, turn = core.get(b, "written"), core.put(b, "written")
+        asker, loading = core.get(c, "loaded"), loads["loaded"]
+        into, on_disk = loading.into, loading.on_disk
         room, presence = core.put(b, "big", 4 * PAGE), core.wait(c, "nothing")
+        core.get(c, "wanted")
+        loader = loads["wanted"].waiter
         assert core.stat("pool.bytes_free") == 0
-        return SimpleNamespace(**locals(), m=core.master, t=core.master.table, w=core.master.waiting)
+        m, o = core.master, core.master.objects
+        return SimpleNamespace(**locals(), t=m.table, w=m.waiting, disk=o.disk)
 
     return make
 
@@ -44,17 +57,26 @@ def move(group, old, new):
     group[new] = group.pop(old)
 
 
-def share_the_room(s):
-    s.stashed.offset = s.current.offset
+def put_elsewhere(s, replica, offset):
+    """Where nobody looks for it."""
+    del s.o.at[replica.offset]
+    replica.offset = offset
+    s.o.at[offset] = replica
+
+
+def forget_memory(s, group, replica):
+    del s.o.at[group.pop(replica.replica_id).offset]
 
 
 def lose_the_memory_of_a_handle(s):
-    del s.t.stash[s.stashed.replica_id]
+    forget_memory(s, s.t.stash, s.stashed)
     s.t.stash_nbytes -= PAGE
 
 
 def lose_every_replica(s):
-    for group in (s.t.current, s.t.writing, s.t.stash, s.t.doomed, s.t.condemned):
+    s.o.at.clear()
+    s.t.current = {key: r for key, r in s.t.current.items() if r.state is S.ON_DISK}
+    for group in (s.t.writing, s.t.loading, s.t.stash, s.t.doomed, s.t.condemned):
         group.clear()
 
 
@@ -65,8 +87,9 @@ def swap_who_waits_for_room(s):
 def forget_that_room_was_waited_for(s):
     """As a master would that missed to look at the queue when room came back."""
     s.m.space.free(s.condemned.offset, PAGE)
+    del s.o.at[s.condemned.offset]
     s.t.condemned.clear()
-    s.room.put = type(s.room.put)(key="big", nbytes=PAGE, contract=s.room.put.contract)
+    s.room.nbytes = PAGE
 
 
 def die_without_leaving_the_waiting_room(s):
@@ -78,6 +101,27 @@ def wait_for_another_key(s, waiter, key):
     del s.w.by_key[waiter.key][waiter.number]
     s.w.by_key.setdefault(key, {})[waiter.number] = waiter
     waiter.key = key
+
+
+def turn_a_load_away(s):
+    del s.w.for_room[s.loader.number]
+    s.loader.want = Want.LOAD
+
+
+def forget_a_load(s):
+    """That waits for room, and with it who does."""
+    s.w.close(s.loads.pop("wanted").waiter)
+
+
+def isolate(name):
+    """As if it were on its way to disk."""
+
+    def damage(s):
+        replica = getattr(s, name)
+        replica.state, replica.transfers = S.ISOLATED, 1
+
+    damage.__name__ = f"{name} is isolated"
+    return damage
 
 
 def set_(name, field, value):
@@ -102,6 +146,7 @@ DAMAGES = [
     do("current under another name", lambda s: move(s.t.current, "current", "x")),
     set_("current", "state", S.STASHED),
     set_("current", "writer", 1),
+    set_("isolated", "transfers", 0),
     do("written under another name", lambda s: move(s.t.writing, "written", "x")),
     set_("written", "state", S.COMPLETE),
     set_("written", "writer", 99),
@@ -113,10 +158,31 @@ DAMAGES = [
     set_("stashed", "refs", 0),
     set_("condemned", "state", S.STASHED),
     # room
-    share_the_room,
-    do("beyond the pool", lambda s: setattr(max(s.t.all_replicas(), key=lambda r: r.offset), "offset", 8 * PAGE)),
+    do("a replica nobody finds by its address", lambda s: s.o.at.pop(s.stashed.offset)),
+    do("two in one room", lambda s: put_elsewhere(s, s.stashed, s.current.offset + 64)),
+    do("beyond the pool", lambda s: put_elsewhere(s, s.o.at[max(s.o.at)], 11 * PAGE)),
     do("room freed too early", lambda s: s.m.space.free(s.written.offset, 3 * PAGE)),
     lose_every_replica,
+    # lists
+    isolate("listed"),
+    set_("listed", "refs", 1),
+    set_("listed", "contract", Contract(softpin=True, hardpin=True)),
+    set_("listed", "copy", DiskCopy("record", PAGE)),
+    set_("listed", "rank", Rank.PLAIN),
+    isolate("current"),
+    set_("current", "refs", 0),
+    set_("current", "shelf", Shelf.NONE),
+    # loads and jobs
+    set_("loading", "on_disk", lambda s: s.current),
+    do("a load of what is in memory", lambda s: s.loads.update(current=Loading(s.current))),
+    set_("into", "generation", 1),
+    do("a load without a place in the queue", lambda s: setattr(s.loads["wanted"], "waiter", None)),
+    set_("loader", "open", False),
+    do("a load without its room", lambda s: setattr(s.loading, "into", None) or setattr(s.loading, "waiter", s.loader)),
+    forget_a_load,
+    do("a write of what is not read", lambda s: s.o.jobs.append(Offload(s.current))),
+    do("a load into what is readable", lambda s: s.o.jobs.append(Load(s.current, "record"))),
+    set_("o", "isolated_nbytes", 0),
     # sessions and handles
     set_("a", "open", False),
     set_("a", "session_id", 99),
@@ -133,6 +199,8 @@ DAMAGES = [
     die_without_leaving_the_waiting_room,
     do("a waiter under another number", lambda s: move(s.w.by_key["nothing"], s.presence.number, 99)),
     do("a waiter that left the queue for room", lambda s: s.w.for_room.clear()),
+    turn_a_load_away,
+    do("an asker for what is not loaded", lambda s: wait_for_another_key(s, s.asker, "x")),
     set_("reader", "put", lambda s: s.turn.put),
     set_("turn", "put", None),
     do("presence of what is there", lambda s: wait_for_another_key(s, s.presence, "current")),
@@ -142,12 +210,12 @@ DAMAGES = [
     swap_who_waits_for_room,
     forget_that_room_was_waited_for,
     # counters
-    set_("m", "handle_count", 99),
-    set_("m", "held", lambda _: Held(1, 1)),
+    set_("o", "held", lambda _: Held(1, 1)),
     set_("t", "writing_nbytes", 1),
     set_("t", "stash_nbytes", 0),
     set_("t", "doomed_nbytes", 0),
     set_("t", "quarantine_nbytes", 1),
+    set_("disk", "writing_nbytes", 0),
     set_("current", "contract", Contract()),
     set_("upsert", "contract", Contract()),
 ]

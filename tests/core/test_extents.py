@@ -229,3 +229,57 @@ def test_sorted_keys_do_as_a_sorted_list_does(chunk_keys_max):
         keys.remove(key)
     assert keys.sorted_keys() == []
     assert (keys.last(), keys.at_least(0)) == (0, 0)
+
+
+# -- what lies where ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [10, 12, 15])
+def test_exactly_the_run_that_was_asked_for_is_taken(start):
+    extents = with_holes(30, (10, 10))
+    assert extents.take(start, 5) is True
+    extents.check()
+    left = [(10, start - 10), (start + 5, 15 - start)]
+    assert list(extents.free_extents()) == [hole for hole in left if hole[1]]
+    extents.free(start, 5)
+    assert list(extents.free_extents()) == [(10, 10)]
+
+
+def test_the_whole_end_of_the_pool_is_taken():
+    extents = Extents(30)
+    assert extents.take(0, 30) is True
+    assert extents.nfree == 0
+    assert extents.take(0, 30) is False
+
+
+@pytest.mark.parametrize(
+    ("start", "ngranules"), [(9, 2), (9, 1), (15, 6), (10, 11), (0, 30), (25, 1), (29, 1), (20, 1), (5, 20)]
+)
+def test_a_run_that_is_not_all_free_is_not_taken_and_nothing_changes(start, ngranules):
+    extents = with_holes(30, (10, 10), (22, 2))
+    assert extents.take(start, ngranules) is False
+    extents.check()
+    assert list(extents.free_extents()) == [(10, 10), (22, 2)]
+
+
+def test_a_free_extent_is_found_by_its_start_alone():
+    extents = with_holes(30, (10, 10))
+    assert [extents.free_at(granule) for granule in (9, 10, 11, 20)] == [0, 10, 0, 0]
+
+
+def test_the_extent_before_a_granule_is_found_whether_it_is_free_or_live():
+    extents = Extents(30)
+    live = extents.reserve(4)
+    assert (live, extents.reserve(6)) == (26, 20)
+    assert [extents.start_before(granule) for granule in (0, 20, 26, 30)] == [None, 0, 20, 26]
+    extents.free(20, 6)
+    assert extents.start_before(26) == 0
+
+
+def test_the_largest_free_extent_is_found_by_its_start():
+    extents = with_holes(30, (3, 4), (10, 10))
+    assert (extents.largest, extents.largest_start) == (10, 10)
+    extents.take(10, 10)
+    assert extents.largest_start == 3
+    extents.take(3, 4)
+    assert (extents.largest, extents.largest_start) == (0, None)

@@ -72,6 +72,22 @@ def test_the_floor_grows_with_what_was_given():
     assert floors == sorted(set(floors))
 
 
+def test_no_generation_given_up_to_a_time_passes_what_was_said_to_be_in_reach():
+    clock = GenerationClock(START, slot=SLOT_MAX)
+    reach = clock.reach(5 * MS)
+    given = [clock.next(now) for now in (0, 2 * MS, 5 * MS) for _ in range(4096)]
+    assert max(given) <= reach
+    clock.next(6 * MS)
+    assert clock.next(6 * MS) > reach
+
+
+def test_what_is_in_reach_is_never_below_what_was_given():
+    """The wall clock went back."""
+    clock = GenerationClock(START)
+    last = clock.next(1000 * MS)
+    assert clock.reach(0) >= last
+
+
 def test_the_order_as_text_is_the_order_of_the_numbers():
     clock = GenerationClock(START)
     seen = [clock.next(ms * MS) for ms in (0, 1, 15, 16, 255, 4096, 1 << 20, 1 << 32, (1 << 41) - 1)]

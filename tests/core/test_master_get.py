@@ -90,7 +90,7 @@ def test_readers_wait_on_when_another_put_takes_over(core):
 
 def test_readers_are_told_not_found_when_the_put_that_would_take_over_finds_no_room(core):
     a, b = core.open("a"), core.open("b")
-    core.store(a, "other")
+    core.store(a, "other", softpin=True)
     replica = core.put(a, "k")
     put = core.put(b, "k", 4 * PAGE)
     reader = core.get(b, "k")
@@ -260,14 +260,14 @@ def test_cancelling_what_was_answered_changes_nothing(core):
 
 def test_the_next_deadline_is_the_earliest_of_those_who_still_wait(core):
     a, b = core.open("a"), core.open("b")
-    assert core.master.next_deadline_ns() is None
+    assert core.master.next_deadline_ns(core.now) is None
     core.put(a, "k")
     late, early = core.get(b, "k", timeout=50), core.wait(b, "other", timeout=20)
-    assert core.master.next_deadline_ns() == core.now + 20
+    assert core.master.next_deadline_ns(core.now) == core.now + 20
     core.cancel(early)
-    assert core.master.next_deadline_ns() == core.now + 50
+    assert core.master.next_deadline_ns(core.now) == core.now + 50
     core.cancel(late)
-    assert core.master.next_deadline_ns() is None
+    assert core.master.next_deadline_ns(core.now) is None
 
 
 def test_one_tick_answers_everyone_whose_time_is_up_earliest_first(core):
@@ -275,4 +275,4 @@ def test_one_tick_answers_everyone_whose_time_is_up_earliest_first(core):
     waiters = {timeout: core.wait(a, "k", timeout=timeout) for timeout in (30, 10, 20, 40)}
     core.tick(later=30)
     assert [waiter for waiter, _ in core.answers()] == [waiters[10], waiters[20], waiters[30]]
-    assert core.master.next_deadline_ns() == waiters[40].deadline_ns
+    assert core.master.next_deadline_ns(core.now) == waiters[40].deadline_ns

@@ -128,7 +128,7 @@ def test_waiting_puts_of_one_key_take_over_in_order_of_arrival_although_one_wait
     large = core.put(b, "k", 4 * PAGE)
     small = core.put(c, "k", PAGE)
     last = core.put(d, "k", PAGE)
-    in_the_way = core.store(a, "other", PAGE)
+    in_the_way = core.store(a, "other", PAGE, softpin=True)
     core.revoke(a, first)
     taken = core.replica_for(small)
     assert (large.want, last.want) == (Want.TURN, Want.TURN)
@@ -165,7 +165,7 @@ def test_put_or_acquire_takes_a_handle_on_what_is_there(core):
     assert isinstance(handle, Handle)
     assert handle.replica is replica
     assert b.handles == {handle.handle_id: handle}
-    assert core.master.local_hits == 0
+    assert core.master.admission.local_hits == 0
 
 
 def test_a_waiting_put_or_acquire_gets_a_handle_when_the_writer_publishes(core):

@@ -86,16 +86,21 @@ def test_remove_beside_an_upsert_takes_the_old_generation_and_the_upsert_goes_on
     assert core.readable("k") is new
 
 
-@pytest.mark.parametrize("state", [ReplicaState.COMPLETE, ReplicaState.ISOLATED])
-def test_an_object_reclaim_works_on_is_removed_like_any_other(core, state):
+@pytest.mark.parametrize("read", [False, True])
+def test_an_object_that_is_being_written_to_disk_is_removed_like_any_other(make_core, read):
+    core = make_core(tier_nbytes_max=PAGE)
     a = core.open()
-    for read in (False, True):
-        replica = core.store(a, "k")
-        replica.state = state
-        handles = [core.get(a, "k")] if read else []
-        assert core.remove("k") is True
-        assert replica.state is (ReplicaState.STASHED if read else ReplicaState.GONE)
-        core.release(a, *handles)
+    replica = core.store(a, "k", softpin=True)
+    assert core.rescue(replica)
+    core.take_jobs()
+    handles = [core.get(a, "k")] if read else []
+    assert core.remove("k") is True
+    assert core.readable("k") is None
+    assert replica.state is ReplicaState.STASHED
+    core.release(a, *handles)
+    assert replica.state is ReplicaState.STASHED
+    core.written(replica)
+    assert replica.state is ReplicaState.GONE
 
 
 def test_a_put_waiting_for_a_writer_is_not_disturbed_by_remove(core):

@@ -81,7 +81,7 @@ def test_an_upsert_beside_an_upsert_waits_for_its_turn(core):
 
 def test_an_upsert_waits_for_room_beside_the_old_generation(core):
     a, b = core.open("a"), core.open("b")
-    core.store(a, "k", 3 * PAGE)
+    core.store(a, "k", 3 * PAGE, softpin=True)
     upsert = core.put(a, "k", 2 * PAGE, mode=UPSERT)
     assert upsert.want is Want.ROOM
     core.remove("k")

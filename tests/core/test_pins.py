@@ -172,6 +172,70 @@ def test_a_pin_changes_the_readable_generation_and_not_the_upsert_beside_it(core
     assert core.stat("pinned.soft_bytes") == 0
 
 
+# -- the end of a soft pin's time -----------------------------------------------------------------------------------
+
+
+def test_a_soft_pin_ends_at_its_deadline_and_not_before(core):
+    replica = core.store(core.open(), "k", softpin=True, softpin_ttl=50)
+    assert core.master.next_deadline_ns(core.now) == core.now + 50
+    core.tick(later=49)
+    assert replica.contract.softpin
+    core.tick(later=1)
+    assert (replica.contract, replica.softpin_until_ns) == (PLAIN, None)
+    assert (core.stat("pinned.soft_bytes"), core.readable("k")) == (0, replica)
+    assert core.master.next_deadline_ns(core.now) is None
+
+
+@pytest.mark.parametrize("how", ["longer", "for ever", "unpin and pin"])
+def test_a_deadline_that_was_replaced_ends_nothing(core, how):
+    replica = core.store(core.open(), "k", softpin=True, softpin_ttl=50)
+    if how == "longer":
+        core.pin("k", 80)
+    elif how == "for ever":
+        core.pin("k")
+    else:
+        core.unpin("k")
+        core.pin("k", 70)
+    core.tick(later=60)
+    assert replica.contract.softpin
+    core.tick(later=20)
+    assert replica.contract.softpin is (how == "for ever")
+
+
+@pytest.mark.parametrize("how", ["remove", "upsert", "revoke", "clear", "clear and reap"])
+def test_the_deadline_of_what_is_gone_changes_nothing(core, how):
+    a = core.open()
+    if how == "revoke":
+        core.revoke(a, core.put(a, "k", softpin=True, softpin_ttl=50))
+    else:
+        core.store(a, "k", softpin=True, softpin_ttl=50)
+    if how == "remove":
+        core.get(a, "k")
+        core.remove("k")
+    elif how == "upsert":
+        core.store(a, "k", softpin=True, mode=PutMode.UPSERT)
+    elif how != "revoke":
+        core.clear()
+    if how == "clear and reap":
+        core.reap()
+    core.tick(later=50)
+    assert core.stat("pinned.soft_bytes") == (PAGE if how == "upsert" else 0)
+    assert core.stat("reclaim.listed") == (how == "upsert")
+
+
+def test_pins_that_were_ended_early_do_not_pile_up_until_their_deadline(core):
+    core.store(core.open(), "k")
+    pins = core.master.pins
+    for _ in range(200):
+        core.pin("k", TTL_MAX)
+        core.now += 1
+        assert len(pins._heap) <= 2 + 64
+    core.tick(later=TTL_MAX - 2)
+    assert core.readable("k").contract.softpin
+    core.tick(later=1)
+    assert not core.readable("k").contract.softpin
+
+
 # -- hard pins ----------------------------------------------------------------------------------------------------
 
 
@@ -195,7 +259,7 @@ def test_a_hard_pin_counts_from_its_reservation_so_that_puts_under_way_cannot_pa
 
 def test_a_hard_pin_over_the_cap_is_refused_although_others_wait_for_room(core):
     a = core.open()
-    core.store(a, "big", 4 * PAGE)
+    core.store(a, "big", 4 * PAGE, softpin=True)
     with core.refuses(Code.NO_SPACE, "hard pins hold 0 of 8192 bytes; 12288 more"):
         core.put(a, "k", 3 * PAGE, hardpin=True)
     assert core.put(a, "k", 2 * PAGE, hardpin=True).want is Want.ROOM

@@ -8,7 +8,7 @@ from mooncake_node.core.sessions import Session
 
 @pytest.fixture
 def replica():
-    return Replica(1, "k", 1, 0, 10, 0, PLAIN, ReplicaState.COMPLETE, 0, 0)
+    return Replica(1, "k", 1, 0, 10, 0, 0, PLAIN, ReplicaState.COMPLETE)
 
 
 def test_handles_are_numbered_from_one_and_count_as_references(replica):

@@ -118,3 +118,13 @@ def test_the_audit_notices_slabs_that_disagree(break_it):
     break_it(slabs)
     with pytest.raises(AssertionError):
         slabs.check()
+
+
+def test_a_slab_is_found_by_its_start_with_the_slots_in_use():
+    slabs, _ = slabs_in(40)
+    offsets = [slabs.reserve(1024) for _ in range(3)]
+    first = offsets[0] // 4096
+    slabs.free(offsets[1], 1024)
+    assert slabs.slab_at(first) == (16, [offsets[0], offsets[2]])
+    assert slabs.slab_at(first + 1) is None
+    assert slabs.slab_at(0) is None

@@ -148,3 +148,26 @@ def test_an_offset_outside_the_pool_cannot_be_freed(offset, nbytes):
 def test_a_negative_size_is_our_bug():
     with pytest.raises(AssertionError):
         Space(MIB).reserve(-1)
+
+
+def test_where_an_object_or_its_slab_begins_is_found():
+    space = Space(64 * 4 * KIB)
+    large = space.reserve(5 * 4 * KIB)
+    small = [space.reserve(100) for _ in range(2)]
+    assert space.piece_start(large) == 59
+    assert [space.piece_start(offset) for offset in small] == [43, 43]
+    assert space.slab_at(43) == (16, small)
+    assert space.slab_at(59) is None
+    assert (space.largest_free_start, space.free_at(0), space.start_before(43)) == (0, 43, 0)
+    assert [space.start_before(granule) for granule in (0, 59, 64)] == [None, 43, 59]
+
+
+def test_what_is_taken_out_of_the_free_room_is_given_to_nobody_until_it_is_given_back():
+    space = Space(16 * 4 * KIB)
+    assert space.take(4, 12) is True
+    assert space.take(4, 1) is False
+    assert (space.bytes_used, space.largest_free_extent) == (12 * 4 * KIB, 4 * 4 * KIB)
+    assert space.reserve(5 * 4 * KIB) is None
+    space.check()
+    space.give_back(4, 12)
+    assert space.reserve(16 * 4 * KIB) == 0

@@ -9,7 +9,7 @@ S = ReplicaState
 
 
 def replica(replica_id=1, key="k", nbytes=10):
-    return Replica(replica_id, key, replica_id, 0, nbytes, 0, PLAIN, S.WRITING, 7, 0)
+    return Replica(replica_id, key, replica_id, 0, nbytes, 0, 0, PLAIN, S.WRITING, 7)
 
 
 @pytest.fixture

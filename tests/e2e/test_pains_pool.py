@@ -1,4 +1,7 @@
-"""Others' pains with room, each from a public report: fragmentation, a full file system, reservations that block."""
+"""Others' pains with room, each from a public report: fragmentation, a full file system, reservations that block.
+
+What is to stay in memory is pinned: there is no offload directory here, so it cannot go.
+"""
 
 import os
 import random
@@ -25,7 +28,7 @@ MakeWorker = Callable[..., Worker]
 def test_a_pool_that_was_full_of_small_objects_takes_one_large_one(shared_node: NodeProcess) -> None:
     with shared_node.client() as client:
         data = pattern(1, 64 * KIB)
-        results = client.put_many({f"k{i}": data for i in range(POOL_NBYTES // len(data) + 1)}, timeout=0)
+        results = client.put_many({f"k{i}": data for i in range(POOL_NBYTES // len(data) + 1)}, softpin=True, timeout=0)
         stored = [key for key, result in results.items() if isinstance(result, PutInfo)]
         # 64 KiB objects waste nothing: all fit but the one too many.
         assert len(stored) == len(results) - 1
@@ -68,7 +71,7 @@ def fill(client: Client, rng: random.Random, count: int, source: memoryview, nam
     """Put objects of *count* random sizes, 1 byte to 4 MiB, those that have room now; their sizes by key."""
     sizes = [int(2 ** rng.uniform(0, 22)) for _ in range(count)]
     objects = {f"{name} {number}": source[:nbytes] for number, nbytes in enumerate(sizes)}
-    results = client.put_many(objects, timeout=0)
+    results = client.put_many(objects, softpin=True, timeout=0)
     refused = [result for result in results.values() if not isinstance(result, PutInfo)]
     assert all(isinstance(result, NoSpaceError) for result in refused), refused[:3]
     return {key: result.nbytes for key, result in results.items() if isinstance(result, PutInfo)}
@@ -79,7 +82,7 @@ def fill(client: Client, rng: random.Random, count: int, source: memoryview, nam
 
 def test_of_a_batch_larger_than_the_pool_what_fits_is_stored_and_the_rest_refused(shared_node: NodeProcess) -> None:
     with shared_node.client() as client:
-        results = client.put_many({f"k{i}": pattern(i, 40 * MIB) for i in range(8)}, timeout=1)
+        results = client.put_many({f"k{i}": pattern(i, 40 * MIB) for i in range(8)}, softpin=True, timeout=1)
         assert list(results) == [f"k{i}" for i in range(8)]
         stored = [i for i in range(8) if isinstance(results[f"k{i}"], PutInfo)]
         assert len(stored) == 3
@@ -97,7 +100,7 @@ def test_of_a_batch_larger_than_the_pool_what_fits_is_stored_and_the_rest_refuse
 def test_a_batch_that_ran_out_of_time_is_refused_as_a_whole(shared_node: NodeProcess) -> None:
     """Object by object it would take a message each, with all the others in it: minutes after the deadline."""
     with shared_node.client() as client:
-        client.put_from("full", bytes(POOL_NBYTES))
+        client.put_from("full", bytes(POOL_NBYTES), softpin=True)
         client.inject_fault_local_master("NodeBeforePutStart", "reset")
         results = client.put_many({f"k{i}": pattern(1, 5000) for i in range(300)}, timeout=0.1)
         assert all(isinstance(result, NoSpaceError) for result in results.values())
@@ -111,7 +114,7 @@ def test_a_batch_larger_than_the_pool_goes_on_as_its_reader_makes_room(
     """put → get → remove: the transit station."""
     writer = make_worker(shared_node)
     writer.start(f"""
-        results = c.put_many({{f'k{{i}}': pattern(i, {40 * MIB}) for i in range(8)}}, timeout=80)
+        results = c.put_many({{f'k{{i}}': pattern(i, {40 * MIB}) for i in range(8)}}, softpin=True, timeout=80)
         [type(result).__name__ for result in results.values()]
     """)
     with shared_node.client() as client:
@@ -132,7 +135,7 @@ def test_clients_that_each_need_a_second_reservation_do_not_block_one_another(
         worker.run(f"""
             patience = {(0.5, 1.0, 1.5, 60.0)[number]}
             def fill(part):
-                draft = c.create(f'{number} {{part}}', {40 * MIB}, timeout=patience)
+                draft = c.create(f'{number} {{part}}', {40 * MIB}, softpin=True, timeout=patience)
                 draft.view[:] = pattern(f'{number} {{part}}', {40 * MIB})
                 return draft
             def finish(first):

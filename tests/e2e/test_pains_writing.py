@@ -264,8 +264,9 @@ def test_an_upsert_without_room_for_a_second_copy_leaves_the_old_value(
 ) -> None:
     writer = make_worker(shared_node)
     with shared_node.client() as client:
-        client.put_from("k", pattern(1, 80 * MIB))
-        client.put_from("other", pattern(2, 120 * MIB))
+        # Pinned, so that they cannot go to make room.
+        client.put_from("k", pattern(1, 80 * MIB), softpin=True)
+        client.put_from("other", pattern(2, 120 * MIB), softpin=True)
         old = client.get_buffer("k")
         with pytest.raises(NoSpaceError):
             client.upsert("k", pattern(3, 80 * MIB), timeout=0.1)

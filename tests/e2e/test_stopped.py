@@ -33,7 +33,7 @@ def test_views_of_a_stopped_client_stay_right_while_the_pool_is_used_up(
         worker.run("h = c.get_buffer('k'); again = c.get_buffer('k').view[5:]")
         worker.pause()
         client.remove("k")
-        client.put_from("k", pattern(2, 20 * MIB))
+        client.put_from("k", pattern(2, 20 * MIB), softpin=True)
         fails_at_its_deadline(
             pool,
             [lambda: client.put_from("more", pattern(3, 20 * MIB), timeout=stop_s)],
@@ -105,7 +105,7 @@ def test_a_put_stopped_while_it_waits_keeps_its_place_and_the_room_it_is_given(
         client = bystander.client
         worker = make_worker(shared_node, client_args="name='sleepyhead'")
         block = client.create("block", 40 * MIB)
-        worker.run_in_background(f"c.put_from('k', pattern(1, {30 * MIB}), timeout=200)")
+        worker.run_in_background(f"c.put_from('k', pattern(1, {30 * MIB}), softpin=True, timeout=200)")
         eventually(lambda: bystander.stat("waiting_puts") == 1, "the worker to wait for room")
         worker.pause()
         behind = pool.submit(client.put_from, "behind", pattern(2, 40 * MIB), timeout=200)

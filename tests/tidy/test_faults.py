@@ -10,6 +10,7 @@ from types import ModuleType
 from mooncake_client.faults import CLIENT_POINTS
 from tests.tidy.source import CLIENT, NODE, modules, tree
 
+JOBS = "mooncake_node.jobs"  # a room of one file
 PASSING = {"_point", "hit", "hit_blocking"}
 
 
@@ -30,7 +31,7 @@ def rooms() -> list[ModuleType]:
     """The modules that name the points of a room of the daemon."""
     names = [path.parent.name for path in sorted(NODE.glob("*/points.py"))]
     assert "server" in names
-    return [importlib.import_module(f"mooncake_node.{name}.points") for name in names]
+    return [importlib.import_module(name) for name in (*(f"mooncake_node.{name}.points" for name in names), JOBS)]
 
 
 def test_every_client_point_is_passed_and_every_passed_one_is_named():

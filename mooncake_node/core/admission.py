@@ -1,0 +1,309 @@
+"""Who may begin a put or a read now, who has to wait and for what, and what those who waited are told.
+
+Readers wait for a writer or for a load; puts wait for a writer or for room, in order of arrival. Every waiter is
+answered exactly once, through the outbox, unless it is cancelled.
+"""
+
+from itertools import islice
+
+from mooncake_client.codes import Code
+from mooncake_node.core.config import MasterConfig
+from mooncake_node.core.loads import Loads
+from mooncake_node.core.objects import Objects
+from mooncake_node.core.reclaim import Reclaim
+from mooncake_node.core.refusal import Refusal
+from mooncake_node.core.replica import PLAIN, Replica, ReplicaState
+from mooncake_node.core.report import room_report
+from mooncake_node.core.sessions import Handle, Session
+from mooncake_node.core.waiting import PUTS_RETRIED_MAX, Outcome, Put, PutMode, Waiter, WaitingRoom, Want
+
+# Of a load that waits for room: it ends when nobody waits for it any more.
+_NEVER_NS = 1 << 62
+# Keys known to have been lost are remembered, so that whoever asks for one is told; the oldest are forgotten.
+LOST_MAX = 65_536
+
+
+class Admission:
+    """Begins what can begin, keeps the rest waiting."""
+
+    def __init__(self, config: MasterConfig, objects: Objects, reclaim: Reclaim, sessions: dict[int, Session]) -> None:
+        self._config = config
+        self._objects = objects
+        self._table = objects.table
+        self._reclaim = reclaim
+        self._sessions = sessions
+        self.waiting = WaitingRoom()
+        self.loads = Loads(objects, reclaim)
+        self.outbox: list[tuple[Waiter, Outcome]] = []
+        # Gets answered at once from this node's memory.
+        self.local_hits = 0
+        # Soft-pinned objects whose last copy could not be read, in order of loss: key -> what happened.
+        self.lost: dict[str, str] = {}
+        # Loads wait for room among the puts, under this name.
+        self._loader = Session(0, "loads", 0, readonly=False)
+
+    # -- put -----------------------------------------------------------------------------------------------------
+
+    def put(self, session: Session, put: Put, now_ns: int, deadline_ns: int | None) -> Replica | Handle | Waiter | Want:
+        """See Master.put_start; *put* is allowed as such."""
+        answer = self._begin(session, put, now_ns)
+        if not isinstance(answer, Want) or deadline_ns is None:
+            return answer
+        waiter = self._enter(session, answer, put.key, now_ns, deadline_ns, put)
+        if answer is Want.LOAD:
+            self._begin_load(self._table.current[put.key], now_ns)
+        return waiter
+
+    def _begin(self, session: Session, put: Put, now_ns: int, waiter: Waiter | None = None) -> Replica | Handle | Want:
+        """Reserve, or say what has to be waited for."""
+        current = self._table.current.get(put.key)
+        if current is not None and put.mode is not PutMode.UPSERT:
+            if put.mode is PutMode.PUT:
+                raise Refusal(Code.EXISTS, "an object of that key exists")
+            self.check_handle(session)
+            if current.state is ReplicaState.ON_DISK:
+                return Want.LOAD
+            return self._objects.take(session, current, now_ns)
+        if put.key in self._table.writing:
+            return Want.TURN
+        # Looked at here, not when the put came: others of its client may have begun while it waited.
+        if len(session.reservations) >= self._config.reservations_max:
+            raise Refusal(
+                Code.NO_SPACE,
+                f"this client has {len(session.reservations)} unpublished puts; publish or abort some first",
+            )
+        if put.contract is not PLAIN:
+            self._objects.pins.check_cap(put)
+        offset = self._reclaim.find_room(put.nbytes, now_ns, waiter)
+        if offset is None:
+            return Want.ROOM
+        replica = self._objects.begin(put, offset, session.session_id, now_ns)
+        session.reservations[replica.replica_id] = replica
+        return replica
+
+    # -- get -----------------------------------------------------------------------------------------------------
+
+    def acquire(self, session: Session, key: str, now_ns: int, deadline_ns: int) -> Handle | Waiter:
+        """See Master.acquire."""
+        replica = self._table.current.get(key)
+        if replica is not None:
+            self.check_handle(session)
+            if replica.state is not ReplicaState.ON_DISK:
+                self.local_hits += 1
+                return self._objects.take(session, replica, now_ns)
+            waiter = self._enter(session, Want.LOAD, key, now_ns, deadline_ns)
+            self._begin_load(replica, now_ns)
+            return waiter
+        if key in self._table.writing:
+            return self._enter(session, Want.READ, key, now_ns, deadline_ns)
+        raise self.missing(key)
+
+    def wait(self, session: Session, key: str, now_ns: int, deadline_ns: int) -> Waiter | None:
+        """See Master.wait."""
+        if key in self._table.current:
+            return None
+        return self._enter(session, Want.PRESENCE, key, now_ns, deadline_ns)
+
+    def missing(self, key: str) -> Refusal:
+        """What is said of a key that is not readable, nor being written."""
+        if key in self.lost:
+            return Refusal(Code.OBJECT_LOST, self.lost[key])
+        return Refusal(Code.NOT_FOUND, "no such object")
+
+    def check_handle(self, session: Session) -> None:
+        """Refuse one more reference to a client that has too many."""
+        if len(session.handles) >= self._config.handles_max:
+            raise Refusal(
+                Code.INVALID_ARGUMENT,
+                f"this client holds {len(session.handles)} views; release some first",
+            )
+
+    # -- load ----------------------------------------------------------------------------------------------------
+
+    def _begin_load(self, on_disk: Replica, now_ns: int) -> None:
+        if on_disk.key in self.loads.by_key:
+            self.loads.coalesced += 1
+            return
+        loading = self.loads.begin(on_disk, now_ns)
+        if loading.into is None:
+            loading.waiter = Waiter(
+                session=self._loader,
+                want=Want.ROOM,
+                key=on_disk.key,
+                deadline_ns=_NEVER_NS,
+                began_ns=now_ns,
+                nbytes=on_disk.nbytes,
+            )
+            self.waiting.add(loading.waiter)
+
+    def load_done(self, into: Replica, failure: Refusal | None, *, gone: bool, now_ns: int) -> None:
+        """A load has ended: those who waited for it hear of it. *gone*: there is no copy any more."""
+        if self.loads.done(into, complete=failure is None) and failure is not None:
+            on_disk = self._table.current[into.key]
+            self._objects.disk.failures += 1
+            if gone:
+                failure = self._lose(on_disk, failure, now_ns)
+            for waiter in self.waiting.of_key(into.key):
+                # A put that would have taken what is there writes, now that there is nothing.
+                if waiter.want is Want.LOAD and (waiter.put is None or not gone):
+                    self._answer(waiter, failure)
+        self.settle_key(into.key, now_ns)
+
+    def end_load(self, key: str) -> None:
+        """The load of *key* is for nothing: the object lost its name, or nobody waits for it."""
+        loading = self.loads.give_up(key)
+        if loading.waiter is not None:
+            self.waiting.close(loading.waiter)
+
+    def _lose(self, on_disk: Replica, failure: Refusal, now_ns: int) -> Refusal:
+        """The last copy of an object could not be read and is no more; what its readers are told."""
+        key, pinned = on_disk.key, on_disk.contract.softpin
+        self._objects.remove(on_disk, now_ns)
+        if not pinned:
+            return Refusal(Code.NOT_FOUND, f"no such object any more: {failure.message}")
+        while len(self.lost) >= LOST_MAX:
+            del self.lost[next(iter(self.lost))]
+        self.lost[key] = f"its last copy could not be read: {failure.message}"
+        return self.missing(key)
+
+    # -- those who wait --------------------------------------------------------------------------------------------
+
+    def settle_key(self, key: str, now_ns: int) -> None:
+        """What can be read or written of *key* has changed: answer those who waited for that."""
+        waiters = self.waiting.of_key(key)
+        if not waiters:
+            return
+        current = self._table.current.get(key)
+        # Readers first: what is readable now may be replaced by a put that waits for its turn, but not before they
+        # hold it.
+        if current is not None:
+            for waiter in waiters:
+                if waiter.want is Want.PRESENCE:
+                    self._answer(waiter, None)
+                elif waiter.want in (Want.READ, Want.LOAD) and current.state is not ReplicaState.ON_DISK:
+                    self._grant(waiter, current, now_ns)
+        for waiter in waiters:
+            if waiter.open and waiter.put is not None:
+                self._continue(waiter, now_ns)
+        if current is None:
+            for waiter in waiters:
+                if waiter.open and waiter.want in (Want.READ, Want.LOAD):
+                    if key in self._table.writing:
+                        self.waiting.turn_into(waiter, Want.READ)
+                    else:
+                        told = "its writer gave up" if waiter.want is Want.READ else "it was removed"
+                        self._answer(waiter, Refusal(Code.NOT_FOUND, f"{told} before it could be read"))
+
+    def retry(self, now_ns: int) -> None:
+        """Room came back, or others came into view: try those who wait for room, first come first."""
+        self._reclaim.windows.gather()
+        if not (self._objects.room_came_back or self.waiting.moved_up):
+            return
+        passed_over = 0  # they stay at the front of the queue
+        too_large_nbytes = 1 << 62  # there is no room for that much
+        while batch := list(islice(self.waiting.for_room.values(), passed_over, PUTS_RETRIED_MAX)):
+            for waiter in batch:
+                if waiter.nbytes < too_large_nbytes:
+                    self._continue(waiter, now_ns)
+                if waiter.open and waiter.want is Want.ROOM:
+                    passed_over += 1
+                    too_large_nbytes = min(too_large_nbytes, waiter.nbytes)
+        self._objects.room_came_back = self.waiting.moved_up = False
+
+    def expire(self, now_ns: int) -> None:
+        """Answer those whose time is up."""
+        late = self.waiting.close_expired(now_ns)
+        self.outbox += [(waiter, self._too_late(waiter, now_ns)) for waiter in late]
+        for waiter in late:
+            self._left(waiter)
+
+    def cancel(self, waiter: Waiter) -> None:
+        """The caller has given up; nothing will be answered."""
+        self.waiting.close(waiter)
+        self._left(waiter)
+
+    def refuse_all(self, refusal: Refusal) -> None:
+        """Everything is cleared: nothing that was begun goes on, but for those who wait for a key to be there."""
+        for key in list(self.loads.by_key):
+            self.end_load(key)
+        for waiter in self.waiting.all_open():
+            if waiter.want is not Want.PRESENCE:
+                self._answer(waiter, refusal)
+
+    def _left(self, waiter: Waiter) -> None:
+        """Somebody waits no more: a load that nobody waits for need not wait for room either."""
+        loading = self.loads.by_key.get(waiter.key)
+        if loading is None or loading.into is not None:
+            return
+        if not any(other.want is Want.LOAD for other in self.waiting.of_key(waiter.key)):
+            self.end_load(waiter.key)
+
+    def _continue(self, waiter: Waiter, now_ns: int) -> None:
+        """Try one that waits for its turn or for room again: it is answered, or waits on for what is in its way now."""
+        if waiter.put is None:
+            if self.loads.go_on(self.loads.by_key[waiter.key], now_ns):
+                self.waiting.close(waiter)
+            return
+        try:
+            answer = self._begin(waiter.session, waiter.put, now_ns, waiter)
+        except Refusal as refusal:
+            self._answer(waiter, refusal)
+            return
+        if not isinstance(answer, Want):
+            self._answer(waiter, answer)
+            return
+        # A key that puts wait for cannot be on disk but for one whose load they wait for.
+        assert answer is not Want.LOAD or waiter.want is Want.LOAD
+        self.waiting.turn_into(waiter, answer)
+
+    def _enter(
+        self, session: Session, want: Want, key: str, now_ns: int, deadline_ns: int, put: Put | None = None
+    ) -> Waiter:
+        waiter = Waiter(
+            session=session,
+            want=want,
+            key=key,
+            put=put,
+            deadline_ns=deadline_ns,
+            began_ns=now_ns,
+            nbytes=0 if put is None else put.nbytes,
+        )
+        if deadline_ns <= now_ns:
+            raise self._too_late(waiter, now_ns)
+        if len(self.waiting) >= self._config.waiters_max:
+            raise Refusal(Code.NOT_READY, f"{len(self.waiting)} requests wait already; try again later")
+        self.waiting.add(waiter)
+        return waiter
+
+    def _too_late(self, waiter: Waiter, now_ns: int) -> Refusal:
+        waited_s = max(0, waiter.deadline_ns - waiter.began_ns) / 1e9
+        if waiter.want is Want.PRESENCE:
+            return Refusal(Code.TIMEOUT, f"not there after {waited_s:g} s")
+        if waiter.want is Want.ROOM:
+            return self._no_room(waiter.nbytes, waited_s, now_ns)
+        if waiter.want is Want.LOAD:
+            loading = self.loads.by_key.get(waiter.key)
+            if loading is not None and loading.into is None:
+                return self._no_room(loading.on_disk.nbytes, waited_s, now_ns)
+            return Refusal(Code.NOT_READY, f"still being read from disk after {waited_s:g} s")
+        writer = self._sessions[self._table.writing[waiter.key].writer]
+        return Refusal(
+            Code.NOT_READY,
+            f"still being written by {writer.name} (pid {writer.pid}) after {waited_s:g} s",
+        )
+
+    def _no_room(self, nbytes: int, waited_s: float, now_ns: int) -> Refusal:
+        report = room_report(self._objects, self._sessions.values(), now_ns)
+        return Refusal(Code.NO_SPACE, f"no room for {nbytes} bytes within {waited_s:g} s: {report}")
+
+    def _grant(self, waiter: Waiter, replica: Replica, now_ns: int) -> None:
+        try:
+            self.check_handle(waiter.session)
+        except Refusal as refusal:
+            self._answer(waiter, refusal)
+        else:
+            self._answer(waiter, self._objects.take(waiter.session, replica, now_ns))
+
+    def _answer(self, waiter: Waiter, outcome: Outcome) -> None:
+        self.waiting.close(waiter)
+        self.outbox.append((waiter, outcome))

@@ -1,0 +1,345 @@
+"""The life of replicas: joins table, room, pins, leases, lists and disk copies, so that they never disagree.
+
+Every method is one whole step of one replica's life. Who may take it, and who waits for it, is the master's business.
+"""
+
+import msgspec
+
+from mooncake_node.core.config import MasterConfig
+from mooncake_node.core.disk import Disk
+from mooncake_node.core.generations import GenerationClock
+from mooncake_node.core.jobs import Delete, Job, Offload
+from mooncake_node.core.leases import Leases
+from mooncake_node.core.lists import Lists
+from mooncake_node.core.pins import Pins
+from mooncake_node.core.replica import Rank, Replica, ReplicaState, Shelf
+from mooncake_node.core.sessions import Handle, Held, Session
+from mooncake_node.core.space import Space, footprint
+from mooncake_node.core.table import MetaMap
+from mooncake_node.core.waiting import Put
+
+_COMPLETE, _ISOLATED, _STASHED, _ON_DISK = (
+    ReplicaState.COMPLETE,
+    ReplicaState.ISOLATED,
+    ReplicaState.STASHED,
+    ReplicaState.ON_DISK,
+)
+
+
+class Counters(msgspec.Struct):
+    """What reclaim has done, in replicas."""
+
+    dropped: int = 0  # memory freed at once: nothing had to be kept, or it was on disk already
+    offloaded: int = 0  # memory freed after a copy was written
+    parked_lease_only: int = 0  # taken off the lists by a lease
+    parked_ref_only: int = 0  # by a reference
+    parked_lease_and_ref: int = 0  # parked by one, then kept by the other too
+
+
+class Objects:
+    """Every replica of this node and the room it takes."""
+
+    def __init__(self, config: MasterConfig, clock: GenerationClock, disk: Disk) -> None:
+        self.space = Space(config.pool_nbytes)
+        self.table = MetaMap()
+        self.pins = Pins(config)
+        self.leases = Leases(config.lease_ttl_ns)
+        self.lists = Lists()
+        self.disk = disk
+        self.held = Held()
+        self.counters = Counters()
+        # For the shell, which empties it after each call.
+        self.jobs: list[Job] = []
+        # All and only the replicas with bytes in G, by offset.
+        self.at: dict[int, Replica] = {}
+        # On their way to disk; their room comes back if that succeeds.
+        self.isolated_nbytes = 0
+        # Somebody who waits for room may find some.
+        self.room_came_back = False
+        self._offload_unpinned = config.offload_unpinned
+        self._clock = clock
+        self._last_replica_id = 0
+
+    # -- put ---------------------------------------------------------------------------------------------------------
+
+    def begin(self, put: Put, offset: int, writer: int, now_ns: int) -> Replica:
+        """A reservation of a new generation, at *offset*."""
+        replica = self._make(put.key, self._clock.next(now_ns), put.nbytes, put.kind, offset, now_ns)
+        replica.contract = put.contract
+        replica.writer = writer
+        self.table.add_writing(replica)
+        self.pins.reserve(replica)
+        return replica
+
+    def publish(self, replica: Replica, now_ns: int) -> None:
+        """The reservation becomes readable and replaces what was."""
+        replaced = self.table.publish(replica, now_ns)
+        self.pins.start(replica, now_ns)
+        if replaced is not None:
+            self.retire(replaced, now_ns)
+        self._shelve(replica, now_ns)
+
+    def abandon(self, replica: Replica) -> None:
+        """Free a reservation that nobody stores into any more."""
+        self.pins.stop(replica)
+        self.table.abandon_writing(replica)
+        self._free(replica)
+
+    # -- use ---------------------------------------------------------------------------------------------------------
+
+    def take(self, session: Session, replica: Replica, now_ns: int) -> Handle:
+        """One more reference; a listed replica is parked."""
+        if not replica.refs:
+            self.held.count += 1
+            self.held.nbytes += replica.nbytes
+            if replica.shelf is not Shelf.NONE:
+                self._park(replica, by_lease=False, kept=replica.shelf is Shelf.PARKED)
+        return session.take(replica, now_ns)
+
+    def let_go(self, session: Session, handle_id: int, now_ns: int) -> bool:
+        """Give one reference back; False if it was given back before."""
+        replica = session.let_go(handle_id)
+        if replica is None:
+            return False
+        if not replica.refs:
+            self.held.count -= 1
+            self.held.nbytes -= replica.nbytes
+            self._released(replica, now_ns)
+        return True
+
+    def lease(self, replica: Replica, now_ns: int) -> int:
+        """Promise a remote reader that *replica* stays readable for a while; the token that ends the promise."""
+        assert replica.state in (_COMPLETE, _ISOLATED)
+        leased = replica.leased_until_ns > now_ns
+        token = self.leases.grant(replica, now_ns)
+        if not leased and replica.shelf is not Shelf.NONE:
+            self._park(replica, by_lease=True, kept=replica.shelf is Shelf.PARKED)
+        return token
+
+    def release_lease(self, replica: Replica, token: int, now_ns: int) -> None:
+        """End a lease early; a token that is not running changes nothing."""
+        if self.leases.release(replica, token, now_ns):
+            self._released(replica, now_ns)
+
+    def expire(self, now_ns: int) -> None:
+        """End the leases and soft pins whose time has come."""
+        for replica in self.leases.expire(now_ns):
+            self._released(replica, now_ns)
+        for replica in self.pins.expire(now_ns):
+            self.contract_changed(replica)
+
+    def contract_changed(self, replica: Replica) -> None:
+        """List a readable replica as its present contract says."""
+        if self.table.current.get(replica.key) is not replica:
+            return
+        self.disk.judge(replica)
+        if replica.shelf in (Shelf.INACTIVE, Shelf.ACTIVE):
+            self.lists.leave(replica)
+            self._list(replica)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def remove(self, replica: Replica, now_ns: int) -> None:
+        """Take the name of a readable replica away."""
+        self.table.unname(replica.key)
+        self.retire(replica, now_ns)
+
+    def retire(self, replica: Replica, now_ns: int, *, delete: bool = True) -> None:
+        """A replica without a name: free, or stashed while it is read. *delete*: its copy on disk too."""
+        self.pins.stop(replica)
+        self.lists.leave(replica)
+        if delete and (replica.copy is not None or replica.transfers):
+            self.jobs.append(Delete(replica))
+        if replica.copy is not None:
+            self.disk.forget(replica)
+        if replica.state is _ISOLATED:
+            self.isolated_nbytes -= footprint(replica.nbytes)
+        if replica.state is _ON_DISK:
+            self.table.forget(replica)
+        elif replica.is_kept(now_ns):
+            self.table.stash_away(replica)
+        else:
+            self._forget(replica)
+
+    def forget_lists(self) -> None:
+        """Every object has lost its name: none of them is a victim any more, nor is its copy."""
+        self.lists.clear()
+        self.disk.spare.clear()
+
+    # -- reclaim -----------------------------------------------------------------------------------------------------
+
+    def evict(self, replica: Replica, now_ns: int) -> None:
+        """Let a victim go that has just been taken off the lists: now, or when it is on disk."""
+        if replica.copy is not None:
+            self._leave_memory(replica)
+            self.counters.dropped += 1
+        elif replica.contract.softpin:
+            if not self._offload(replica, now_ns):
+                self._list(replica)
+        elif not (self._offload_unpinned and self._offload(replica, now_ns)):
+            self.counters.dropped += 1
+            self.remove(replica, now_ns)
+
+    def rescue(self, replica: Replica, now_ns: int) -> bool:
+        """Write a copy of a readable replica, even of one that is read; True if that was begun."""
+        if replica.copy is not None or replica.transfers or replica.state is not _COMPLETE:
+            return False
+        shelf = replica.shelf
+        self.lists.leave(replica)
+        if self._offload(replica, now_ns):
+            return True
+        replica.shelf = shelf
+        if shelf in (Shelf.INACTIVE, Shelf.ACTIVE):
+            self._list(replica)
+        return False
+
+    def offload_done(self, replica: Replica, record: object | None, now_ns: int) -> None:
+        """The outcome of an `Offload`: the tier's record of a complete copy, or None."""
+        replica.transfers -= 1
+        self.disk.writing_nbytes -= self.disk.cost(replica)
+        if self.table.current.get(replica.key) is not replica:
+            # It has lost its name meanwhile, and so has the copy, which whoever took the name has had deleted.
+            self._released(replica, now_ns)
+            return
+        self.isolated_nbytes -= footprint(replica.nbytes)
+        if record is None:
+            self.disk.failures += 1
+            self.disk.block(now_ns)
+        else:
+            self.disk.add(replica, record)
+            if not (replica.is_kept(now_ns) or replica.contract.hardpin):
+                self._leave_memory(replica)
+                self.counters.offloaded += 1
+                return
+        self.table.take_back(replica)
+        self._shelve(replica, now_ns)
+        self.room_came_back = True  # what could not go may go now
+
+    # -- load --------------------------------------------------------------------------------------------------------
+
+    def begin_load(self, on_disk: Replica, offset: int, now_ns: int) -> Replica:
+        """Room, at *offset*, for an object that is on disk alone."""
+        replica = self._make(on_disk.key, on_disk.generation, on_disk.nbytes, on_disk.kind, offset, now_ns)
+        self.table.add_loading(replica)
+        return replica
+
+    def publish_loaded(self, replica: Replica) -> None:
+        """The object is in memory again, and its copy stays: clean."""
+        on_disk = self.table.publish_loaded(replica)
+        replica.since_ns = on_disk.since_ns
+        self.pins.hand_over(on_disk, replica)
+        self.disk.hand_over(on_disk, replica)
+        self._list(replica)
+
+    def drop_copy(self, replica: Replica) -> None:
+        """The copy of a replica in memory is there no more."""
+        self.disk.forget(replica)
+        self.contract_changed(replica)
+
+    def adopt(self, found: Replica, record: object) -> None:
+        """An object was found in the tier when the node started."""
+        self._last_replica_id += 1
+        found.replica_id = self._last_replica_id
+        assert found.key not in self.table.current
+        self.table.current[found.key] = found
+        self.pins.adopt(found)
+        self.disk.add(found, record)
+
+    # -- how it is done ----------------------------------------------------------------------------------------------
+
+    def _make(self, key: str, generation: int, nbytes: int, kind: int, offset: int, now_ns: int) -> Replica:
+        self._last_replica_id += 1
+        replica = Replica(self._last_replica_id, key, generation, offset, nbytes, kind, now_ns)
+        if nbytes:
+            self.at[offset] = replica
+        return replica
+
+    def _shelve(self, replica: Replica, now_ns: int) -> None:
+        """List a replica in memory, or park it while somebody reads it."""
+        if replica.is_kept(now_ns) and _is_victim(replica):
+            replica.shelf = Shelf.PARKED
+        else:
+            self._list(replica)
+
+    def _list(self, replica: Replica) -> None:
+        # Not if a clear has cut it off: a victim is found by its name.
+        if _is_victim(replica) and self.table.current.get(replica.key) is replica:
+            rank = Rank.PLAIN
+            if replica.copy is not None:
+                rank = Rank.CLEAN
+            elif replica.contract.softpin:
+                rank = Rank.PINNED
+            self.lists.enter(replica, rank)
+
+    def _park(self, replica: Replica, *, by_lease: bool, kept: bool) -> None:
+        counters = self.counters
+        if kept:
+            counters.parked_lease_and_ref += 1
+        elif by_lease:
+            counters.parked_lease_only += 1
+        else:
+            counters.parked_ref_only += 1
+        self.lists.leave(replica, Shelf.PARKED)
+
+    def _released(self, replica: Replica, now_ns: int) -> None:
+        """The last of something that kept a replica is gone: if nothing else does, it may go."""
+        if replica.is_kept(now_ns):
+            return
+        if replica.state is _STASHED:
+            self._forget(replica)
+        elif replica.shelf is Shelf.PARKED:
+            # Second chance. Only a reader sets the flag, so what nobody reads still ages.
+            replica.accessed = True
+            self._list(replica)
+            self.room_came_back = True
+
+    def _offload(self, replica: Replica, now_ns: int) -> bool:
+        cost = self.disk.cost(replica)
+        if not self.disk.takes(now_ns):
+            return False
+        if not self._make_disk_room(cost, now_ns):
+            self.disk.block(now_ns)
+            return False
+        self.disk.writing_nbytes += cost
+        self.isolated_nbytes += footprint(replica.nbytes)
+        replica.transfers += 1
+        self.table.isolate(replica)
+        self.jobs.append(Offload(replica))
+        return True
+
+    def _make_disk_room(self, nbytes: int, now_ns: int) -> bool:
+        """Give up copies of objects that are not pinned, the coldest first, until one of that cost fits; else False."""
+        disk = self.disk
+        if nbytes > disk.nbytes_max:
+            return False
+        while not disk.has_room(nbytes):
+            replica = next(iter(disk.spare.values()), None)
+            if replica is None:
+                return False
+            if replica.state is _ON_DISK:
+                self.remove(replica, now_ns)
+            else:
+                self.drop_copy(replica)
+                self.jobs.append(Delete(replica))
+        return True
+
+    def _leave_memory(self, replica: Replica) -> None:
+        self.table.leave_memory(replica)
+        self.disk.memory_gone(replica)
+        self._free(replica)
+
+    def _forget(self, replica: Replica) -> None:
+        self.table.forget(replica)
+        self._free(replica)
+
+    def _free(self, replica: Replica) -> None:
+        self.leases.forget(replica)
+        if replica.nbytes:
+            del self.at[replica.offset]
+        self.space.free(replica.offset, replica.nbytes)
+        self.room_came_back = True
+
+
+def _is_victim(replica: Replica) -> bool:
+    """Whether reclaim may ever take it: it takes room, and is not pinned hard."""
+    return replica.nbytes > 0 and not replica.contract.hardpin
