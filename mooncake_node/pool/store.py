@@ -17,8 +17,9 @@ class PoolWriter:
 
     def store(self, offset: int, data: memoryview) -> None:
         """Put a whole object at *offset*, the rest of what is reserved for it zeroed."""
-        end = offset + data.nbytes
-        rest = footprint(data.nbytes) - data.nbytes
+        nbytes = data.nbytes
+        end = offset + nbytes
+        rest = footprint(nbytes) - nbytes
         self._bytes[offset:end] = data
         if rest:
             self._bytes[end : end + rest] = _ZEROS[:rest]

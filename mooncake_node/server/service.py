@@ -106,7 +106,9 @@ class Service:
         except Refusal as refusal:
             return wire.Failed(request.request_id, int(refusal.code), refusal.message)
         finally:
-            self.settle()
+            # Else nobody waits, nor did before.
+            if self.master.outbox or self.master.waiting.by_key:
+                self.settle()
 
     def hang_up(self, client: Client) -> bool:
         """The connection is over, its process perhaps not: nobody waits there any more. True if it holds anything.
@@ -212,14 +214,15 @@ class Service:
     def _put_bytes(self, client: Client, request: wire.PutBytes, now_ns: int) -> wire.Message:
         _check_batch(request.puts)
         _check_carried(request)
+        master, session, store = self.master, client.session, self._store
         items: list[wire.Published | wire.Failure | wire.Deferred] = []
         for spec, data in zip(request.puts, request.data, strict=True):
             try:
-                answer = self.master.put_start(client.session, put_of(spec), now_ns, None)
+                answer = master.put_start(session, put_of(spec), now_ns, None)
                 if isinstance(answer, Replica):
-                    self._store(answer.offset, data)
-                    replica = self.master.put_end(client.session, answer.replica_id, now_ns)
-                    items.append(wire.Published(replica.generation, replica.nbytes, replica.contract.scope))
+                    store(answer.offset, data)
+                    master.put_end(session, answer.replica_id, now_ns)
+                    items.append(wire.Published(answer.generation, answer.nbytes, answer.contract.scope))
                 else:
                     items.append(wire.Deferred())
             except Refusal as refusal:
