@@ -4,33 +4,37 @@ import math
 import operator
 import string
 import time
+from collections.abc import Iterable
 from typing import SupportsFloat, TypedDict
 
 import msgspec
 
 from mooncake_client import wire
+from mooncake_client.codec import Encoded
 from mooncake_client.errors import InvalidArgumentError
 
 SCOPES = ("cluster", "node")
 _HEX_DIGITS = frozenset(string.hexdigits)
 
 
-class Deadline:
+class Deadline(msgspec.Struct, frozen=True, gc=False):
     """The end of one call, from the moment it was made."""
 
-    __slots__ = ("at_s", "timeout_s")
+    timeout_s: float
+    began_s: float = msgspec.field(default_factory=time.monotonic)
 
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self.at_s = time.monotonic() + timeout_s
+    @property
+    def timeout_ms(self) -> int:
+        """All of it in whole milliseconds, rounded up: what is left for the first request."""
+        return math.ceil(self.timeout_s * 1000)
 
     def remaining_ms(self) -> int:
         """Whole milliseconds left, rounded up; 0 when the time is over."""
-        return max(0, math.ceil((self.at_s - time.monotonic()) * 1000))
+        return max(0, math.ceil(self.remaining_s() * 1000))
 
     def remaining_s(self) -> float:
         """Seconds left; negative when the time is over."""
-        return self.at_s - time.monotonic()
+        return self.began_s + self.timeout_s - time.monotonic()
 
 
 def check_timeout(timeout: object) -> float:
@@ -126,6 +130,11 @@ class PutOptions(msgspec.Struct, frozen=True):
     def spec(self, key: str, nbytes: int, kind: int, *, upsert: bool) -> wire.PutSpec:
         """The request for room for one object."""
         return wire.PutSpec(key, nbytes, kind, upsert, self.softpin, self.softpin_ttl_ms, self.hardpin, self.scope)
+
+    def specs(self, puts: Iterable[tuple[str, Encoded]]) -> list[wire.PutSpec]:
+        """`spec` for each of many plain puts."""
+        options = (False, self.softpin, self.softpin_ttl_ms, self.hardpin, self.scope)
+        return [wire.PutSpec(key, encoded.nbytes, encoded.kind, *options) for key, encoded in puts]
 
 
 _PLAIN = PutOptions(softpin=False, softpin_ttl_ms=None, hardpin=False, scope=None)

@@ -50,6 +50,10 @@ class Kind(IntEnum):
     PICKLED = 2
 
 
+# The look-up of an Enum's member is slow.
+_RAW, _ENCODED, _PICKLED = Kind
+
+
 class Part(msgspec.Struct, frozen=True):
     """Bytes of an encoded object that stand together, at *offset* from its start.
 
@@ -119,7 +123,10 @@ class Codec:
 
         InvalidArgumentError names the path to what cannot be stored.
         """
-        if type(obj) in _RAW_TYPES:
+        cls = type(obj)
+        if cls is bytes:
+            return Encoded(_RAW, len(obj), [Part(0, len(obj), memoryview(obj))] if obj else [])
+        if cls in _RAW_TYPES:
             return raw(obj)
         try:
             try:
@@ -149,11 +156,11 @@ class Codec:
         """
         if not view.readonly:
             view = view.toreadonly()
-        if kind == Kind.ENCODED:
-            out = _decode_encoded(view, copy=copy)
-        elif kind == Kind.RAW:
+        if kind == _RAW:
             out = bytearray(view) if copy else view
-        elif kind != Kind.PICKLED:
+        elif kind == _ENCODED:
+            out = _decode_encoded(view, copy=copy)
+        elif kind != _PICKLED:
             raise StoreError(f"objects of kind {kind} need a newer client")
         elif self._pickle:
             out = _decode_pickled(view, copy=copy)
@@ -186,7 +193,7 @@ def raw(*buffers: Any) -> Encoded:
         if view.nbytes:
             parts.append(Part(end, view.nbytes, view))
             end += view.nbytes
-    return Encoded(Kind.RAW, end, parts)
+    return Encoded(_RAW, end, parts)
 
 
 _RAW_TYPES = frozenset({bytes, bytearray, memoryview})

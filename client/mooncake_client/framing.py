@@ -42,8 +42,10 @@ class Unpacker(Generic[M]):
     def read_one(self) -> M | None:
         """The message, if what came in is one whole frame, as it nearly always is; then `chunks.clear()` accepts it."""
         chunks = self.chunks
-        if len(chunks) == 1 and int.from_bytes(chunks[0][:HEADER_NBYTES], "little") == len(chunks[0]) - HEADER_NBYTES:
-            return self._decode_one(chunks[0][HEADER_NBYTES:])
+        if len(chunks) == 1:
+            data = chunks[0]
+            if int.from_bytes(data[:HEADER_NBYTES], "little") == len(data) - HEADER_NBYTES:
+                return self._decode_one(data[HEADER_NBYTES:])
         return None
 
     def read(self) -> tuple[list[M], bytes]:

@@ -8,6 +8,8 @@ back after its last store.
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from mooncake_client import wire
 from mooncake_client.arguments import Deadline, PutOptions
 from mooncake_client.attachment import Attachment
@@ -46,16 +48,33 @@ def put(
     *,
     upsert: bool,
 ) -> Operation[PutInfo]:
-    """Reserve, copy to the final place, publish; a small object in one message if it need not wait."""
+    """Store and publish; a small object in one message if it need not wait."""
     spec = options.spec(key, encoded.nbytes, encoded.kind, upsert=upsert)
-    if encoded.nbytes <= wire.CARRIED_NBYTES_MAX and attachment.carries_puts:
-        carried: wire.PutEnded = yield wire.PutBytes(0, [], [spec], [_joined(encoded)])
+    if carries(attachment, encoded):
+        carried: wire.PutEnded = yield carry_one(spec, encoded)
         if not isinstance(carried.items[0], wire.Deferred):
-            return _published(key, carried.items[0])
+            return published(key, carried.items[0])
+    return (yield from put_in_place(attachment, deadline, spec, encoded))
+
+
+def carries(attachment: Attachment, encoded: Encoded) -> bool:
+    """Whether *encoded* is to be put in one message."""
+    return encoded.nbytes <= wire.CARRIED_NBYTES_MAX and attachment.carries_puts
+
+
+def carry_one(spec: wire.PutSpec, encoded: Encoded) -> wire.PutBytes:
+    """The request that puts a small object whole."""
+    return wire.PutBytes(0, [], [spec], [_joined(encoded)])
+
+
+def put_in_place(
+    attachment: Attachment, deadline: Deadline, spec: wire.PutSpec, encoded: Encoded
+) -> Operation[PutInfo]:
+    """Reserve, copy to the final place, publish."""
     reservation = yield from _reserve(deadline, spec)
     try:
         yield from _fill(attachment, reservation, encoded)
-        return (yield from publish(key, reservation.replica_id))
+        return (yield from publish(spec.key, reservation.replica_id))
     except BaseException:
         # Behind an end that went out it does nothing.
         attachment.notify(wire.PutRevoke(0, [], [reservation.replica_id]))
@@ -78,6 +97,8 @@ def put_many(
             rest = yield from _carry(rest, options, results)
         except StoreError as error:
             return {key: results.get(key) or error_for(error.code, error.message, key) for key, _encoded in puts}
+        if not rest:
+            return results
     while rest:
         batch, rest = rest[: wire.ITEMS_MAX], rest[wire.ITEMS_MAX :]
         try:
@@ -95,30 +116,45 @@ def _carry(
 ) -> Operation[list[tuple[str, Encoded]]]:
     """Send the small ones whole; returns the large ones, and those that would have had to wait."""
     rest: list[tuple[str, Encoded]] = []
-    small: list[tuple[str, Encoded]] = []
+    batch: list[tuple[str, Encoded]] = []
+    nbytes = 0
     for put in puts:
-        (small if put[1].nbytes <= wire.CARRIED_NBYTES_MAX else rest).append(put)
-    small.reverse()
-    while small:
-        batch: list[tuple[str, Encoded]] = []
-        room = wire.CARRIED_TOTAL_NBYTES_MAX
-        while small and len(batch) < wire.ITEMS_MAX and small[-1][1].nbytes <= room:
-            batch.append(small.pop())
-            room -= batch[-1][1].nbytes
-        specs = [options.spec(key, encoded.nbytes, encoded.kind, upsert=False) for key, encoded in batch]
-        carried: wire.PutEnded = yield wire.PutBytes(0, [], specs, [_joined(encoded) for _key, encoded in batch])
-        for put, item in zip(batch, carried.items, strict=True):
-            if isinstance(item, wire.Deferred):
-                rest.append(put)
-            else:
-                results[put[0]] = _published_or_error(put[0], item)
+        encoded = put[1]
+        if encoded.nbytes > wire.CARRIED_NBYTES_MAX:
+            rest.append(put)
+            continue
+        if len(batch) == wire.ITEMS_MAX or nbytes + encoded.nbytes > wire.CARRIED_TOTAL_NBYTES_MAX:
+            rest += yield from _carry_batch(batch, options, results)
+            batch, nbytes = [], 0
+        batch.append(put)
+        nbytes += encoded.nbytes
+    if batch:
+        rest += yield from _carry_batch(batch, options, results)
     return rest
+
+
+def _carry_batch(
+    batch: list[tuple[str, Encoded]], options: PutOptions, results: dict[str, PutInfo | StoreError]
+) -> Operation[list[tuple[str, Encoded]]]:
+    """One message; returns those that would have had to wait."""
+    specs = options.specs(batch)
+    carried: wire.PutEnded = yield wire.PutBytes(0, [], specs, [_joined(encoded) for _key, encoded in batch])
+    deferred: list[tuple[str, Encoded]] = []
+    for put, item in zip(batch, carried.items, strict=True):
+        if isinstance(item, wire.Published):
+            results[put[0]] = put_info(item)
+        elif isinstance(item, wire.Failure):
+            results[put[0]] = error_for(item.code, item.message, put[0])
+        else:
+            deferred.append(put)
+    return deferred
 
 
 def _joined(encoded: Encoded) -> memoryview:
     """A small object's bytes in one piece."""
-    if len(encoded.parts) == 1 and encoded.parts[0].source is not None:
-        return encoded.parts[0].source
+    parts = encoded.parts
+    if len(parts) == 1 and (source := parts[0].source) is not None:
+        return source
     whole = memoryview(bytearray(encoded.nbytes))
     encoded.write_into(whole)
     return whole
@@ -132,7 +168,7 @@ def _put_batch(
     results: dict[str, PutInfo | StoreError],
 ) -> Operation[list[tuple[str, Encoded]]]:
     """One round; returns those that have to be asked for again."""
-    specs = [options.spec(key, encoded.nbytes, encoded.kind, upsert=False) for key, encoded in batch]
+    specs = options.specs(batch)
     started: wire.PutStarted = yield wire.PutStart(0, [], specs, deadline.remaining_ms())
     deferred: list[tuple[str, Encoded]] = []
     written: list[str] = []
@@ -186,16 +222,18 @@ def create(
 def publish(key: str, replica_id: int) -> Operation[PutInfo]:
     """Make a filled reservation readable."""
     ended: wire.PutEnded = yield wire.PutEnd(0, [], [replica_id])
-    return _published(key, ended.items[0])
+    return published(key, ended.items[0])
 
 
-def _published(key: str, item: wire.Published | wire.Failure | wire.Deferred) -> PutInfo:
+def published(key: str, item: wire.Published | wire.Failure | wire.Deferred) -> PutInfo:
+    """The outcome of a put that has ended."""
     outcome = _published_or_error(key, item)
     if isinstance(outcome, StoreError):
         try:
             raise outcome
         finally:
-            del outcome  # as in get()
+            # An error that refers to this frame, and is referred to by it, would keep its catcher's views alive.
+            del outcome
     return outcome
 
 
@@ -235,7 +273,7 @@ def _published_or_error(key: str, item: wire.Published | wire.Failure | wire.Def
 # -- get --------------------------------------------------------------------------------------------------------------
 
 
-class Got(NamedTuple):
+class Got(msgspec.Struct, frozen=True):
     """A readable object: what the daemon said of it, and its bytes."""
 
     grant: wire.Grant
@@ -253,19 +291,15 @@ def get(attachment: Attachment, deadline: Deadline, key: str) -> Operation[Got]:
 
 def acquire_one(deadline: Deadline, key: str) -> wire.Acquire:
     """The request of `get`."""
-    return wire.Acquire(0, [], [key], deadline.remaining_ms())
+    return wire.Acquire(0, [], [key], deadline.timeout_ms)
 
 
 def got_one(attachment: Attachment, key: str, acquired: wire.Acquired) -> Got:
     """The outcome of `get`."""
-    got = _got_or_error(attachment, key, acquired.items[0])
-    if isinstance(got, StoreError):
-        try:
-            raise got
-        finally:
-            # An error that refers to this frame, and is referred to by it, would keep its catcher's views alive.
-            del got
-    return got
+    item = acquired.items[0]
+    if isinstance(item, wire.Grant):
+        return Got(item, attachment.view(item))
+    raise error_for(item.code, item.message, key)
 
 
 def get_many(attachment: Attachment, deadline: Deadline, keys: Sequence[str]) -> Operation[list[Got | StoreError]]:

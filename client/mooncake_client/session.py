@@ -5,10 +5,11 @@ used from several threads: every shared structure is changed by single steps tha
 because handles are let go from `__del__`, where no lock may be taken.
 """
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count, repeat
+
+import msgspec
 
 from mooncake_client import wire
 from mooncake_client.errors import DaemonGoneError, StoreError, error_for
@@ -18,19 +19,15 @@ from mooncake_client.framing import Unpacker, pack
 RELEASED_MAX = 65_536
 
 
-class Call:
+class Call(msgspec.Struct, eq=False):
     """One request on its way. Ends by a reply or by an error, which *on_end* hears of."""
 
-    __slots__ = ("abandoned", "ended", "error", "on_end", "reply", "request_id")
-
-    def __init__(self, request_id: int, on_end: Callable[[], None] | None) -> None:
-        self.request_id = request_id
-        self.reply: wire.AnyReply | None = None
-        self.error: StoreError | None = None
-        # A reply or an error is here.
-        self.ended = False
-        self.on_end = on_end
-        self.abandoned = False
+    request_id: int
+    on_end: Callable[[], None] | None
+    reply: wire.AnyReply | None = None
+    error: StoreError | None = None
+    ended: bool = False  # a reply or an error is here
+    abandoned: bool = False
 
 
 class Session:
@@ -58,20 +55,20 @@ class Session:
 
     def begin(self, request: wire.Request, on_end: Callable[[], None] | None = None) -> tuple[Call, bytes]:
         """Enter a call; returns it and the frame to send. A frame that cannot be packed enters nothing."""
-        request.request_id = next(self._ids)
+        request.request_id = request_id = next(self._ids)
         try:
             frame = self.frame(request)
-            call = Call(request.request_id, on_end)
+            call = Call(request_id, on_end)
         except BaseException:
             self.keep(request)
             raise
-        self._calls[request.request_id] = call
+        self._calls[request_id] = call
         return call, frame
 
     def frame(self, request: wire.Request) -> bytes:
         """The frame of a request or notice, with the released handles riding along."""
         if self.released:
-            request.released = _take(self.released, RELEASED_MAX)
+            _move(self.released, request.released, RELEASED_MAX)
         return pack(request)
 
     def receive(self) -> Sequence[wire.Request]:
@@ -153,7 +150,9 @@ class Session:
         """Notices that tell the daemon now what would else ride on the next request."""
         notices: list[wire.Request] = []
         if self.given_up:
-            notices.append(wire.PutRevoke(0, [], _take(self.given_up, wire.ITEMS_MAX)))
+            revoke = wire.PutRevoke(0, [], [])
+            _move(self.given_up, revoke.replica_ids, wire.ITEMS_MAX)
+            notices.append(revoke)
         if self.released:
             notices.append(wire.Released(0, []))
         return notices
@@ -210,9 +209,9 @@ class Session:
             self.given_up.extend(unsent.replica_ids)
 
 
-def _take(queue: deque[int], count_max: int) -> list[int]:
-    taken: list[int] = []
+def _move(queue: deque[int], target: list[int], count_max: int) -> None:
     # In C, so that no signal handler comes between the taking out and the putting in.
-    with contextlib.suppress(IndexError):  # another thread took the last one
-        taken.extend(map(deque.popleft, repeat(queue, min(len(queue), count_max))))
-    return taken
+    try:  # noqa: SIM105  contextlib.suppress costs as much as all the rest
+        target.extend(map(deque.popleft, repeat(queue, min(len(queue), count_max))))
+    except IndexError:
+        pass  # another thread took the last one

@@ -23,41 +23,45 @@ def _root_type(pool_nbytes: int) -> type[Any]:
     class Root(ctypes.c_char * pool_nbytes):  # type: ignore[misc]  # the length is known at run time only
         """One claim on bytes of G: a handle, or a reservation that is being filled."""
 
-        __slots__ = ("claim_id", "fork_count", "let_go", "mapping")
+        # No more than these in the type's own closure: a type lives until the next collection of garbage.
+        __slots__ = ("claim_id", "leases")
 
         def __del__(self) -> None:
             # In a child of fork the parent still holds the claim; at exit the process's end gives it back.
             try:
-                if state.count == self.fork_count:
-                    self.let_go(self.claim_id)
+                leases = self.leases
+                if state.count == leases.fork_count:
+                    leases.let_go(self.claim_id)
             except AttributeError:
                 pass  # interrupted while it was made; whoever made it gives the claim back
             except BaseException:
                 # A KeyboardInterrupt: Python drops it here, which must not drop the claim. One that strikes before
                 # the `try` does, until the end of the process; there is no way around that in Python.
-                self.let_go(self.claim_id)
+                self.leases.let_go(self.claim_id)
                 raise
 
     return Root
 
 
 class LeaseMaker:
-    """Makes views over one mapping, each of which gives its claim back when it and all derived from it are dead."""
+    """Makes views over one mapping, each of which gives its claim back when it and all derived from it are dead.
+
+    Every root refers to it, so the mapping lives as long as the last of them.
+    """
 
     def __init__(self, mapping: Mapping, let_go: Callable[[int], None]) -> None:
         """*let_go* is called from `__del__`, in any thread: it may take no lock."""
+        self.let_go = let_go
+        self.fork_count = fork.STATE.count
         self._mapping = mapping
-        self._let_go = let_go
         self._from_address = _root_type(mapping.nbytes).from_address
         self._address = mapping.address
 
     def root(self, claim_id: int) -> Any:
         """The object whose death gives the claim back."""
         root = self._from_address(self._address)
-        root.mapping = self._mapping
-        root.let_go = self._let_go
+        root.leases = self
         root.claim_id = claim_id
-        root.fork_count = fork.STATE.count
         return root
 
     def view(self, claim_id: int, offset: int, nbytes: int) -> memoryview:

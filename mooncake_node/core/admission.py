@@ -54,6 +54,17 @@ class Admission:
             self._begin_load(self._table.current[put.key], now_ns)
         return waiter
 
+    def place(self, put: Put, now_ns: int) -> Replica | None:
+        """See Master.place; *put* is allowed as such."""
+        if put.key in self._table.current and put.mode is not PutMode.UPSERT:
+            raise Refusal(Code.EXISTS, "an object of that key exists")
+        if put.key in self._table.writing:
+            return None
+        if put.contract is not PLAIN:
+            self._objects.pins.check_cap(put)
+        offset = self._reclaim.find_room(put.nbytes, now_ns)
+        return None if offset is None else self._objects.place(put, offset, now_ns)
+
     def _begin(self, session: Session, put: Put, now_ns: int, waiter: Waiter | None = None) -> Replica | Handle | Want:
         """Reserve, or say what has to be waited for."""
         current = self._table.current.get(put.key)

@@ -98,6 +98,21 @@ class Master:
         self._changed(replica.key, now_ns)
         return replica
 
+    def place(self, session: Session, put: Put, now_ns: int) -> Replica | None:
+        """Room for an object whose bytes are here already; None if it would have to wait.
+
+        The caller stores them and calls `publish_placed` in the same breath: nothing else may come in between, so no
+        table need know of it before.
+        """
+        self._check_put(session, put)
+        return self.admission.place(put, now_ns)
+
+    def publish_placed(self, replica: Replica, now_ns: int) -> None:
+        """`put_end` of what `place` gave."""
+        self.objects.publish_placed(replica, now_ns)
+        self.admission.lost.pop(replica.key, None)
+        self._changed(replica.key, now_ns)
+
     def put_end_and_acquire(self, session: Session, replica_id: int, now_ns: int) -> Handle:
         """`put_end`, and a handle for the caller in the same step, so that nothing can come in between."""
         replica = self._reservation(session, replica_id)

@@ -73,7 +73,20 @@ class Objects:
 
     def publish(self, replica: Replica, now_ns: int) -> None:
         """The reservation becomes readable and replaces what was."""
-        replaced = self.table.publish(replica, now_ns)
+        self._published(replica, self.table.publish(replica, now_ns), now_ns)
+
+    def place(self, put: Put, offset: int, now_ns: int) -> Replica:
+        """A new generation at *offset* that no table knows of until `publish_placed`."""
+        replica = self._make(put.key, self._clock.next(now_ns), put.nbytes, put.kind, offset, now_ns)
+        replica.contract = put.contract
+        return replica
+
+    def publish_placed(self, replica: Replica, now_ns: int) -> None:
+        """`publish` of what `place` gave."""
+        self.pins.reserve(replica)
+        self._published(replica, self.table.publish_placed(replica), now_ns)
+
+    def _published(self, replica: Replica, replaced: Replica | None, now_ns: int) -> None:
         self.pins.start(replica, now_ns)
         if replaced is not None:
             self.retire(replaced, now_ns)

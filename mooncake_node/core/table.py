@@ -57,6 +57,13 @@ class MetaMap:
         self.current[replica.key] = replica
         return replaced
 
+    def publish_placed(self, replica: Replica) -> Replica | None:
+        """`publish` for a replica that nobody had to wait for, and that is in no table yet."""
+        self._move(replica, _COMPLETE)
+        replaced = self.current.get(replica.key)
+        self.current[replica.key] = replica
+        return replaced
+
     def publish_loaded(self, replica: Replica) -> Replica:
         """WRITING → COMPLETE: in memory again. Returns the one on disk alone, which is GONE now."""
         self._move(replica, _COMPLETE)

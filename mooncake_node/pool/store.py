@@ -17,8 +17,9 @@ class PoolWriter:
 
     def store(self, offset: int, data: memoryview) -> None:
         """Put a whole object at *offset*, the rest of what is reserved for it zeroed."""
-        self._bytes[offset : offset + data.nbytes] = data
-        self.zero_tail(offset, data.nbytes)
+        nbytes = data.nbytes
+        self._bytes[offset : offset + nbytes] = data
+        self.zero_tail(offset, nbytes)
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """Those bytes, writable."""

@@ -14,7 +14,6 @@ from mooncake_client.codes import Code
 from mooncake_client.faults import FaultTable
 from mooncake_node.core.master import Master
 from mooncake_node.core.refusal import Refusal
-from mooncake_node.core.replica import Replica
 from mooncake_node.core.scan import Scan
 from mooncake_node.core.sessions import Handle
 from mooncake_node.core.waiting import Waiter, Want
@@ -215,16 +214,17 @@ class Service:
     def _put_bytes(self, client: Client, request: wire.PutBytes, now_ns: int) -> wire.Message | None:
         check_batch(request.puts)
         _check_carried(request)
+        master, session, store = self.master, client.session, self._store
         items: list[wire.Published | wire.Failure | wire.Deferred] = []
         for spec, data in zip(request.puts, request.data, strict=True):
             try:
-                answer = self.master.put_start(client.session, put_of(spec), now_ns, None)
-                if isinstance(answer, Replica):
-                    self._store(answer.offset, data)
-                    replica = self.master.put_end(client.session, answer.replica_id, now_ns)
-                    items.append(wire.Published(replica.generation, replica.nbytes, replica.contract.scope))
-                else:
+                replica = master.place(session, put_of(spec), now_ns)
+                if replica is None:
                     items.append(wire.Deferred())
+                else:
+                    store(replica.offset, data)
+                    master.publish_placed(replica, now_ns)
+                    items.append(wire.Published(replica.generation, replica.nbytes, replica.contract.scope))
             except Refusal as refusal:
                 items.append(failure(refusal))
         return self._when_deleted(client, wire.PutEnded(request.request_id, items))

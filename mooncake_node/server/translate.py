@@ -4,7 +4,7 @@ from mooncake_client import wire
 from mooncake_client.codec import Kind
 from mooncake_node.core.pins import contract_for
 from mooncake_node.core.refusal import Refusal
-from mooncake_node.core.replica import Replica, ReplicaState
+from mooncake_node.core.replica import PLAIN, Contract, Replica, ReplicaState
 from mooncake_node.core.report import HolderReport, LeaseReport
 from mooncake_node.core.sessions import Handle
 from mooncake_node.core.waiting import Outcome, Put, PutMode
@@ -12,21 +12,28 @@ from mooncake_node.core.waiting import Outcome, Put, PutMode
 _KIND_NAMES = {int(kind): kind.name.lower() for kind in Kind}
 MS_NS = 1_000_000
 
+# The look-up of an Enum's member is slow.
+_PUT, _UPSERT = PutMode.PUT, PutMode.UPSERT
+
 
 def put_of(spec: wire.PutSpec) -> Put:
     """What the core is asked for."""
-    ttl_ms = spec.softpin_ttl_ms
     return Put(
         key=spec.key,
         nbytes=spec.nbytes,
         kind=spec.kind,
-        contract=contract_for(
-            softpin=spec.softpin,
-            softpin_ttl_ns=None if ttl_ms is None else ttl_ms * MS_NS,
-            hardpin=spec.hardpin,
-            scope=spec.scope or "cluster",
-        ),
-        mode=PutMode.UPSERT if spec.upsert else PutMode.PUT,
+        contract=_contract_of(spec) if spec.softpin or spec.hardpin or spec.scope else PLAIN,
+        mode=_UPSERT if spec.upsert else _PUT,
+    )
+
+
+def _contract_of(spec: wire.PutSpec) -> Contract:
+    ttl_ms = spec.softpin_ttl_ms
+    return contract_for(
+        softpin=spec.softpin,
+        softpin_ttl_ns=None if ttl_ms is None else ttl_ms * MS_NS,
+        hardpin=spec.hardpin,
+        scope=spec.scope or PLAIN.scope,
     )
 
 

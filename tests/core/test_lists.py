@@ -88,6 +88,57 @@ def test_the_inactive_list_is_refilled_from_the_active_one_when_that_is_twice_as
     lists.check(replicas[1:5])
 
 
+def test_one_active_replica_becomes_inactive_for_each_that_goes(lists):
+    """What was used once and never again does not stay for ever beside a stream of others."""
+    replicas = listed(lists, 20)
+    replicas[0].accessed = replicas[1].accessed = True
+    assert lists.isolate(10, ALL) == [replicas[2]]
+    assert [replica.shelf for replica in replicas[:2]] == [Shelf.INACTIVE, Shelf.ACTIVE]
+    assert lists.isolate(10, ALL) == [replicas[3]]
+    assert [replica.shelf for replica in replicas[:2]] == [Shelf.INACTIVE, Shelf.INACTIVE]
+    assert lists.isolate(1 << 40, ALL) == [*replicas[4:], replicas[0], replicas[1]]
+
+
+# -- for a stock that nobody has asked for --------------------------------------------------------------------------
+
+
+def test_for_a_stock_the_last_that_could_go_stay(lists):
+    replicas = listed(lists, 5)
+    assert lists.has_spare(ALL, 30)
+    assert lists.isolate(100, ALL, spare_of_nbytes=30) == replicas[:2]
+    assert not lists.has_spare(ALL, 30)
+    assert lists.isolate(100, ALL, spare_of_nbytes=30) == []
+    assert (lists.passes, lists.examined) == (1, 2)
+    lists.check(replicas[2:])
+
+
+def test_for_a_stock_no_ordinary_object_goes_that_is_larger_than_it(lists):
+    listed(lists, 2, nbytes=40)
+    assert not lists.has_spare(ALL, 39)
+    assert lists.isolate(10, ALL, spare_of_nbytes=39) == []
+    assert lists.has_spare(ALL, 40)
+
+
+@pytest.mark.parametrize("rank", [Rank.CLEAN, Rank.PINNED])
+def test_for_a_stock_what_is_or_will_be_on_disk_goes_however_large_it_is(lists, rank):
+    replicas = listed(lists, 2, rank=rank, nbytes=40)
+    assert lists.has_spare(ALL, 10)
+    assert lists.isolate(10, ALL, spare_of_nbytes=10) == replicas[:1]
+
+
+def test_for_a_stock_only_the_ranks_that_can_go_are_counted(lists):
+    plain = listed(lists, 2)
+    lists.enter(Replica(50, "p", 50, 0, 100, 0, 0), Rank.PINNED)
+    assert not lists.has_spare((Rank.CLEAN, Rank.PLAIN), 15)
+    assert lists.isolate(10, (Rank.CLEAN, Rank.PLAIN), spare_of_nbytes=15) == []
+    assert lists.has_spare(ALL, 15)
+    assert lists.isolate(10, ALL, spare_of_nbytes=15) == plain[:1]
+
+
+def test_there_is_nothing_to_spare_of_nothing(lists):
+    assert not lists.has_spare(ALL, 1)
+
+
 def test_one_pass_looks_at_a_bounded_number(lists):
     replicas = listed(lists, EXAMINED_MAX + 10)
     assert lists.isolate(1 << 40, ALL) == replicas[:EXAMINED_MAX]

@@ -315,6 +315,19 @@ def test_a_full_tier_gives_up_unpinned_copies_first_and_takes_nothing_else(make_
     core.replica_for(put)
 
 
+def test_a_tier_that_is_full_within_a_pass_costs_nothing_that_is_pinned(make_core):
+    core = make_core(2, tier_nbytes_max=PAGE)
+    session = core.open()
+    core.fill(session, 2, softpin=True)
+    core.put(session, "new", 2 * PAGE)
+    core.tick()
+    first = core.job().replica
+    core.written(first)
+    core.tick()
+    assert core.take_jobs() == []
+    assert sorted([core.state("k0"), core.state("k1")]) == ["COMPLETE", "ON_DISK"]
+
+
 def test_what_is_pinned_hard_stays_in_memory_though_it_has_a_copy(make_core):
     core = make_core(1, tier_nbytes_max=PAGE, hard_pin_nbytes_max=PAGE)
     session = core.open()

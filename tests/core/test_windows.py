@@ -5,8 +5,8 @@ import pytest
 from mooncake_client.codes import Code
 from mooncake_node.core import windows
 from mooncake_node.core.jobs import Offload
-from mooncake_node.core.replica import Replica, ReplicaState
-from mooncake_node.core.waiting import PutMode, Want
+from mooncake_node.core.replica import Replica
+from mooncake_node.core.waiting import Want
 
 PAGE = 4096
 LARGE = 16 * PAGE
@@ -329,11 +329,3 @@ def test_a_load_with_a_window_that_nobody_waits_for_any_more_gives_it_back(core)
     assert held_pages(core) == 1
     core.cancel(reader)
     assert (held_pages(core), core.stat("load.under_way")) == (0, 0)
-
-
-def test_an_upsert_may_take_the_room_of_the_generation_it_replaces(core):
-    """It is ordinary cache like the rest; only the pinned one is kept until the new one is there."""
-    a = core.open()
-    old = core.store(a, "k", 60 * PAGE)
-    new = core.store(a, "k", 48 * PAGE, mode=PutMode.UPSERT)
-    assert (old.state, core.readable("k")) == (ReplicaState.GONE, new)

@@ -219,8 +219,9 @@ class Clients(Checked):
 
     # -- leases --------------------------------------------------------------------------------------------------
 
-    @step(weight=3, key=keys)
-    def grant_lease(self, key):
+    @step(weight=3, key=keys, again=st.booleans())
+    def grant_lease(self, key, again):
+        key = self.tokens[-1][0] if again and self.tokens else key
         answer = self.call("get_replica_list", key, self.now)
         obj = self.shown.get(key)
         if obj is None:
