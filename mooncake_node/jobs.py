@@ -241,8 +241,9 @@ class Jobs:
             self._settle()
 
     async def _delete(self, replicas: list[Replica]) -> None:
-        metas = [self._meta(replica) for replica in replicas]
         for attempt in range(1, _DELETIONS_MAX + 1):
+            # One that gave up its copy alone may have been written again meanwhile.
+            metas = [self._meta(replica) for replica in replicas if attempt == 1 or replica.copy is None]
             try:
                 await self.tier.remove(*metas)
                 break

@@ -22,6 +22,7 @@ from mooncake_node.jobs import Jobs
 from mooncake_node.obs.log import get_logger
 from mooncake_node.obs.process import process_facts
 from mooncake_node.pool import Holder, PoolError, PoolStoppedError, PoolWriter, Segment, Warmup, sweep, wait_for_room
+from mooncake_node.readers import SharedReaders
 from mooncake_node.server import points as server_points
 from mooncake_node.server.listener import Listener, ListenError
 from mooncake_node.server.server import Server
@@ -94,6 +95,7 @@ class Node:
         self._warmup: Warmup | None = None
         self._server: Server | None = None
         self._jobs: Jobs | None = None
+        self._readers: SharedReaders | None = None
         self._started_s = time.monotonic()
         self._told_of_wait = False
         self.master: Master | None = None
@@ -113,7 +115,8 @@ class Node:
         clock = GenerationClock(time.time_ns() - time.monotonic_ns(), floor=self._floor(found))
         tier_nbytes_max = 0 if self._jobs is None else self._jobs.tier.bytes_limit
         tier_cost = None if self._jobs is None else self._jobs.cost
-        self.master = Master(_master_config(settings, tier_nbytes_max), clock, tier_cost)
+        self._readers = self._open_index(segment.nbytes)
+        self.master = Master(_master_config(settings, tier_nbytes_max), clock, tier_cost, self._readers)
         service = Service(
             self.master,
             faults,
@@ -126,7 +129,9 @@ class Node:
             self._jobs.attach(self.master, clock, found, service.settle)
         self._server = Server(service, (self._listeners[0], self._listeners[1]), settings.clients_max)
         self._warmup = Warmup(self._mapping, huge_pages=settings.huge_pages)
-        await self._server.start(self._welcome, segment.read_fd, segment.write_fd, mode=settings.socket_mode)
+        await self._server.start(
+            self._welcome, segment.read_fd, segment.write_fd, mode=settings.socket_mode, readers=self._readers
+        )
         if settings.prefault:
             self._warmup.start()
         self._notifier.ready(f"serving {format_size(segment.nbytes)} on {settings.socket}")
@@ -144,6 +149,8 @@ class Node:
             await self._jobs.close()
         if self._warmup is not None:
             await asyncio.to_thread(self._warmup.stop)
+        if self._readers is not None:
+            self._readers.close()
         if self._mapping is not None:
             self._mapping.unmap()
         if self._segment is not None:
@@ -174,6 +181,17 @@ class Node:
             "seconds": warmup.seconds,
         }
         return facts
+
+    def _open_index(self, pool_nbytes: int) -> SharedReaders | None:
+        """The index by which clients read without a request, where this machine can have one."""
+        if self.settings.shared_index == "off":
+            return None
+        readers = SharedReaders(pool_nbytes)
+        if readers.works:
+            return readers
+        log.info("shared_index_impossible")
+        readers.close()
+        return None
 
     async def _open_tier(self, pool: PoolWriter, faults: FaultTable) -> list[TierRecord]:
         """The offload directory, if there is one; what lies in it."""

@@ -181,15 +181,20 @@ class AsyncClient:
 
     async def exists(self, key: str) -> bool:
         """See `Client.exists`."""
-        return (await self._ask(operations.exists_many([check_key(key)])))[0]
+        return (await self.exists_many([key]))[0]
 
     async def exists_many(self, keys: Iterable[str]) -> list[bool]:
         """See `Client.exists_many`."""
-        return await self._ask(operations.exists_many(check_keys(keys)))
+        checked = check_keys(keys)
+        link = await self._attached()
+        deadline = Deadline(self.settings.timeout_s)
+        return await self.run_on(link, operations.exists_many(link.attachment, checked), deadline)
 
     async def size(self, key: str) -> int:
         """See `Client.size`."""
-        return (await self.info(key)).nbytes
+        check_key(key)
+        link = await self._attached()
+        return await self.run_on(link, operations.size(link.attachment, key), Deadline(self.settings.timeout_s))
 
     async def info(self, key: str) -> ObjectInfo:
         """See `Client.info`."""

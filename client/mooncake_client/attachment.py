@@ -16,6 +16,7 @@ from mooncake_client.faults import CLIENT_FAULTS
 from mooncake_client.handshake import Attached
 from mooncake_client.mapping import Mapping
 from mooncake_client.session import Session
+from mooncake_client.shared_index import SharedIndex
 from mooncake_client.views import LeaseMaker, WritableView
 
 
@@ -41,6 +42,11 @@ class Attachment:
         self.pool_nbytes = attached.welcome.pool_nbytes
         read_fd, *rest = attached.descriptors
         attached.descriptors = []
+        index_fds: list[int] = []
+        if attached.welcome.index is not None:
+            rest, index_fds = rest[:-3], rest[-3:]
+        # The way to objects without the daemon; None: there is none.
+        self.index: SharedIndex | None = None
         # At most one; a list, since its pop() cannot be divided: whoever has taken it out may use or close it.
         self._write_fds = rest
         self._leases: LeaseMaker | None = None
@@ -48,13 +54,18 @@ class Attachment:
         self._opening = threading.Lock()
         self._drafts: LeaseMaker | None = None
         try:
-            self._leases = LeaseMaker(Mapping(read_fd, self.pool_nbytes, writable=False), self.session.let_go)
+            pool = Mapping(read_fd, self.pool_nbytes, writable=False)
+            self._leases = LeaseMaker(pool, self.session.let_go)
+            if attached.welcome.index is not None:
+                index = SharedIndex(attached.welcome.index, index_fds, pool, self.session.tell_unpinned)
+                self.index = self.session.index = index
         except BaseException:
             self.detach()
             attached.close()
             raise
         finally:
-            os.close(read_fd)
+            for descriptor in (read_fd, *index_fds):
+                os.close(descriptor)
 
     def view(self, grant: wire.Grant) -> memoryview:
         """A read-only view of granted bytes; the handle is let go when the last thing derived from it dies."""
@@ -110,6 +121,9 @@ class Attachment:
 
     def detach(self) -> None:
         """Let go of G as far as no view or copy under way needs it, so that a new daemon finds room for its pool."""
+        index, self.index = self.index, None
+        if index is not None:
+            index.closing = True
         self._leases = None
         self._window = None
         self._drafts = None

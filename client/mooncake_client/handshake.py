@@ -5,7 +5,7 @@ import os
 import socket
 from typing import TypeVar
 
-from mooncake_client import wire
+from mooncake_client import membarrier, wire
 from mooncake_client.codes import Code
 from mooncake_client.errors import (
     DaemonGoneError,
@@ -13,6 +13,7 @@ from mooncake_client.errors import (
     StoreTimeoutError,
     error_for,
 )
+from mooncake_client.faults import CLIENT_FAULTS
 from mooncake_client.framing import FramingError, Unpacker, pack
 
 HELLO_TIMEOUT_S = 5.0
@@ -20,6 +21,8 @@ HELLO_TIMEOUT_S = 5.0
 HELLO_TIMEOUT_MIN_S = 1.0
 _NO_SUCH_DAEMON = {errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR, errno.ECONNRESET, errno.EPIPE}
 
+
+_DESCRIPTORS_MAX = 8
 
 R = TypeVar("R", bound=wire.Message)
 
@@ -51,7 +54,9 @@ def attach(path: str, *, name: str, readonly: bool = False, timeout_s: float = H
     try:
         sock.settimeout(min(max(timeout_s, HELLO_TIMEOUT_MIN_S), HELLO_TIMEOUT_S))
         sock.connect(path)
-        hello = wire.Hello(1, [], wire.PROTOCOL_VERSION, name[: wire.NAME_CHARS_MAX], os.getpid(), readonly)
+        # Who may write nothing at all gets no pin row either.
+        can_pin = not readonly and not CLIENT_FAULTS.enabled and membarrier.register()
+        hello = wire.Hello(1, [], wire.PROTOCOL_VERSION, name[: wire.NAME_CHARS_MAX], os.getpid(), readonly, can_pin)
         sock.sendall(pack(hello))
         welcome = receive_reply(sock, wire.Welcome, descriptors)
         sock.settimeout(None)
@@ -71,7 +76,7 @@ def receive_reply(sock: socket.socket, kind: type[R], descriptors: list[int] | N
     """The next reply of *kind*; descriptors that come beside it are appended. For sockets without other traffic."""
     unpacker: Unpacker[wire.AnyReply] = Unpacker(wire.AnyReply)
     while True:
-        data, received, _flags, _address = socket.recv_fds(sock, 65536, 2)
+        data, received, _flags, _address = socket.recv_fds(sock, 65536, _DESCRIPTORS_MAX)
         if descriptors is not None:
             descriptors += received
         if not data:

@@ -6,7 +6,7 @@ back after its last store.
 """
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -282,11 +282,23 @@ class Got(msgspec.Struct, frozen=True):
 
 def get(attachment: Attachment, deadline: Deadline, key: str) -> Operation[Got]:
     """A handle on one object."""
+    found = found_at_once(attachment, key)
+    if found is not None:
+        return found
     acquired: wire.Acquired = yield acquire_one(deadline, key)
     got = got_one(attachment, key, acquired)
     if CLIENT_FAULTS.enabled:
         yield _point("ClientGetAfterAcquire")
     return got
+
+
+def found_at_once(attachment: Attachment, key: str) -> Got | None:
+    """The object by way of the shared index; None: ask the daemon."""
+    index = attachment.index
+    if index is None or (found := index.view(key)) is None:
+        return None
+    view, entry = found
+    return Got(index.grant(entry), view)
 
 
 def acquire_one(deadline: Deadline, key: str) -> wire.Acquire:
@@ -304,11 +316,14 @@ def got_one(attachment: Attachment, key: str, acquired: wire.Acquired) -> Got:
 
 def get_many(attachment: Attachment, deadline: Deadline, keys: Sequence[str]) -> Operation[list[Got | StoreError]]:
     """Handles on many objects, key by key what it is or why not."""
-    found: list[Got | StoreError] = []
-    for batch in batches(keys):
-        acquired: wire.Acquired = yield wire.Acquire(0, [], batch, deadline.remaining_ms())
-        found += [_got_or_error(attachment, key, item) for key, item in zip(batch, acquired.items, strict=True)]
-    return found
+    found: list[Got | StoreError | None] = [found_at_once(attachment, key) for key in keys]
+    missing = [number for number, got in enumerate(found) if got is None]
+    for batch in batches(missing):
+        request = wire.Acquire(0, [], [keys[number] for number in batch], deadline.remaining_ms())
+        acquired: wire.Acquired = yield request
+        for number, item in zip(batch, acquired.items, strict=True):
+            found[number] = _got_or_error(attachment, keys[number], item)
+    return cast("list[Got | StoreError]", found)
 
 
 def _got_or_error(attachment: Attachment, key: str, item: wire.Grant | wire.Failure) -> Got | StoreError:
@@ -320,13 +335,23 @@ def _got_or_error(attachment: Attachment, key: str, item: wire.Grant | wire.Fail
 # -- everything else --------------------------------------------------------------------------------------------------
 
 
-def exists_many(keys: Sequence[str]) -> Operation[list[bool]]:
+def exists_many(attachment: Attachment, keys: Sequence[str]) -> Operation[list[bool]]:
     """Which keys are readable."""
-    flags: list[bool] = []
-    for batch in batches(keys):
-        reply: wire.Flags = yield wire.Exists(0, [], batch)
-        flags += reply.items
-    return flags
+    index = attachment.index
+    flags: list[bool | None] = [None if index is None else index.contains(key) for key in keys]
+    unknown = [number for number, flag in enumerate(flags) if flag is None]
+    for batch in batches(unknown):
+        reply: wire.Flags = yield wire.Exists(0, [], [keys[number] for number in batch])
+        for number, item in zip(batch, reply.items, strict=True):
+            flags[number] = item
+    return cast("list[bool]", flags)
+
+
+def size(attachment: Attachment, key: str) -> Operation[int]:
+    """The length of one object."""
+    index = attachment.index
+    nbytes = None if index is None else index.nbytes(key)
+    return (yield from info(key)).nbytes if nbytes is None else nbytes
 
 
 def info(key: str) -> Operation[wire.ObjectInfo]:
@@ -358,7 +383,7 @@ def ask(request: wire.Request) -> Operation[Any]:
     return (yield request)
 
 
-def batches(keys: Sequence[str]) -> Iterable[list[str]]:
+def batches(keys: Sequence[T]) -> Iterable[list[T]]:
     """Pieces that fit one message; one empty piece for no keys at all is spared."""
     return (list(keys[i : i + wire.ITEMS_MAX]) for i in range(0, len(keys), wire.ITEMS_MAX))
 

@@ -14,6 +14,7 @@ import msgspec
 from mooncake_client import wire
 from mooncake_client.errors import DaemonGoneError, StoreError, error_for
 from mooncake_client.framing import Unpacker, pack
+from mooncake_client.shared_index import SharedIndex
 
 # Handles carried by one message; more wait for the next one.
 RELEASED_MAX = 65_536
@@ -50,6 +51,10 @@ class Session:
         self.writing: dict[int, object] = {}
         # Reservations given up and not yet told to the daemon.
         self.given_up: deque[int] = deque()
+        # Objects pinned in the shared index, if there is one.
+        self.index: SharedIndex | None = None
+        # The daemon is to be told that something was unpinned.
+        self.unpinned = False
         # What the daemon said when it gave this connection up.
         self.farewell: wire.Failed | None = None
 
@@ -138,6 +143,11 @@ class Session:
         self.live.pop(handle_id, None)
         self.on_leftover()
 
+    def tell_unpinned(self) -> None:
+        """The daemon, or the end of this connection, waits for an unpin that has happened. Called from `__del__`."""
+        self.unpinned = True
+        self.on_leftover()
+
     def give_up(self, replica_id: int) -> None:
         """No writable view of the reservation is left; given back unless published. Called from `__del__`."""
         if replica_id in self.drafts:
@@ -155,6 +165,9 @@ class Session:
             notices.append(revoke)
         if self.released:
             notices.append(wire.Released(0, []))
+        if self.unpinned:
+            self.unpinned = False
+            notices.append(wire.Unpinned(0, []))
         return notices
 
     @property
@@ -165,12 +178,12 @@ class Session:
     @property
     def holds(self) -> bool:
         """Something of G can be reached through this connection."""
-        return bool(self.live or self.drafts or self.writing)
+        return bool(self.live or self.drafts or self.writing) or (self.index is not None and self.index.in_use)
 
     @property
     def idle(self) -> bool:
         """Nothing of G can be reached through this connection any more, and the daemon knows."""
-        return not (self.holds or self.released or self.given_up)
+        return not (self.holds or self.released or self.given_up or self.unpinned)
 
     def outcome(self, call: Call) -> wire.AnyReply:
         """The reply of a call that has ended; raises what it was refused with or ended by."""
@@ -207,6 +220,8 @@ class Session:
         self.released.extend(unsent.released)
         if isinstance(unsent, wire.PutRevoke):
             self.given_up.extend(unsent.replica_ids)
+        elif isinstance(unsent, wire.Unpinned):
+            self.unpinned = True
 
 
 def _move(queue: deque[int], target: list[int], count_max: int) -> None:

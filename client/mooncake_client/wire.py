@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from mooncake_client.index_layout import Shape
+
 PROTOCOL_VERSION = 1
 FRAME_NBYTES_MAX = 16 << 20
 ITEMS_MAX = 4096  # keys, replicas or puts in one message
@@ -135,6 +137,7 @@ class Hello(Request, tag=1):
     name: str
     pid: int
     readonly: bool
+    can_pin: bool = False  # it is registered for the barrier that the shared index needs
 
 
 class Released(Request, tag=2):
@@ -143,6 +146,10 @@ class Released(Request, tag=2):
 
 class Goodbye(Request, tag=3):
     """A notice: this client holds no view and stores into nothing any more; all that is left of it may go."""
+
+
+class Unpinned(Request, tag=5):
+    """A notice: something was let go of in the pin row that the daemon wants to hear of."""
 
 
 class Cancel(Request, tag=4):
@@ -283,6 +290,7 @@ AnyRequest = (
     Hello
     | Released
     | Goodbye
+    | Unpinned
     | Cancel
     | Acquire
     | PutStart
@@ -317,7 +325,10 @@ class Failed(Message, tag=100):
 
 
 class Welcome(Message, tag=101):
-    """Answer to Hello. G's descriptors travel beside it: read-only, then writable unless `readonly`."""
+    """Answer to Hello. G's descriptors travel beside it: read-only, then writable unless `readonly`.
+
+    With *index* three more: its control segment, the accessed bytes, this client's pin row.
+    """
 
     version: int
     node: str
@@ -326,6 +337,7 @@ class Welcome(Message, tag=101):
     admin_socket: str
     faults: bool
     huge_pages: bool  # all of the pool lies on them by now
+    index: Shape | None = None
 
 
 class Done(Message, tag=102):

@@ -62,7 +62,7 @@ class Admission:
             return None
         if put.contract is not PLAIN:
             self._objects.pins.check_cap(put)
-        offset = self._reclaim.find_room(put.nbytes, now_ns)
+        offset = self._reclaim.find_room_for(put, now_ns)
         return None if offset is None else self._objects.place(put, offset, now_ns)
 
     def _begin(self, session: Session, put: Put, now_ns: int, waiter: Waiter | None = None) -> Replica | Handle | Want:
@@ -85,7 +85,7 @@ class Admission:
             )
         if put.contract is not PLAIN:
             self._objects.pins.check_cap(put)
-        offset = self._reclaim.find_room(put.nbytes, now_ns, waiter)
+        offset = self._reclaim.find_room_for(put, now_ns, waiter)
         if offset is None:
             return Want.ROOM
         replica = self._objects.begin(put, offset, session.session_id, now_ns)

@@ -18,6 +18,7 @@ def check_invariants(master: Master) -> None:
     _check_sessions(master)
     _check_waiters(master)
     _check_counters(master)
+    _check_index(master)
     master.objects.disk.check(list(master.table.current.values()), master.table.condemned)
 
 
@@ -119,6 +120,13 @@ def _check_loads(master: Master) -> None:
 
 def _in_memory(master: Master) -> list[Replica]:
     return [replica for replica in master.table.all_replicas() if replica.state is not ReplicaState.ON_DISK]
+
+
+def _check_index(master: Master) -> None:
+    index = master.objects.index
+    pinned = {replica.replica_id: replica for replica in master.table.all_replicas() if replica.pinned}
+    assert index.kept == pinned
+    assert index.unlisted == sum(replica.record < 0 for replica in master.table.current.values())
 
 
 def _readable(master: Master) -> list[Replica]:

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from mooncake_node.core.readers import NoReaders, Readers
 from mooncake_node.core.replica import Rank, Replica, Shelf
 
 # How many replicas one pass looks at. A bound, so that no request waits for a long one.
@@ -43,7 +44,8 @@ class _Pair:
 class Lists:
     """The replicas that may go, by rank; writes `shelf`, `rank` and `accessed` of all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, readers: Readers | None = None) -> None:
+        self._readers = readers or NoReaders()
         self._pairs = {rank: _Pair() for rank in Rank}
         self.passes = 0  # looked at one replica at least
         self.productive_passes = 0  # and took one at least
@@ -112,7 +114,8 @@ class Lists:
                     break
                 examined += 1
                 # Second chance; but the last look of a pass that has found nothing takes what it sees.
-                if replica.accessed and (victims or examined < EXAMINED_MAX):
+                used = self._readers.take_accessed(replica) or replica.accessed
+                if used and (victims or examined < EXAMINED_MAX):
                     replica.accessed = False
                     del pair.inactive[replica.replica_id]
                     replica.shelf = Shelf.ACTIVE

@@ -14,6 +14,7 @@ from mooncake_node.core.disk import Disk
 from mooncake_node.core.generations import GenerationClock
 from mooncake_node.core.jobs import Job
 from mooncake_node.core.objects import Objects
+from mooncake_node.core.readers import NoReaders, Readers
 from mooncake_node.core.reclaim import Reclaim
 from mooncake_node.core.refusal import Refusal
 from mooncake_node.core.replica import PLAIN, Contract, Replica, ReplicaState
@@ -25,12 +26,19 @@ class Master:
     """One node's objects: who may write, who reads, what is kept, what is free."""
 
     def __init__(
-        self, config: MasterConfig, clock: GenerationClock, tier_cost: Callable[[Replica], int] | None = None
+        self,
+        config: MasterConfig,
+        clock: GenerationClock,
+        tier_cost: Callable[[Replica], int] | None = None,
+        readers: Readers | None = None,
     ) -> None:
-        """*tier_cost*: bytes of the tier's limit that an object takes there; by default its length."""
+        """*tier_cost*: bytes of the tier's limit that an object takes there; by default its length.
+
+        *readers*: those by the shared index; None: there is none.
+        """
         self.config = config
         disk = Disk(config.tier_nbytes_max, tier_cost or _length, config.tier_retry_ns)
-        self.objects = Objects(config, clock, disk)
+        self.objects = Objects(config, clock, disk, readers or NoReaders())
         self.table = self.objects.table
         self.space = self.objects.space
         self.pins = self.objects.pins
@@ -65,6 +73,8 @@ class Master:
             self.admission.cancel(waiter)
         for replica in list(session.reservations.values()):
             self._abandon(session, replica, now_ns)
+        if self.objects.index.readers.close_row(session.session_id):
+            self.unpinned(now_ns)
         self.release(session, list(session.handles), now_ns)
 
     # -- put -----------------------------------------------------------------------------------------------------
@@ -105,7 +115,10 @@ class Master:
         table need know of it before.
         """
         self._check_put(session, put)
-        return self.admission.place(put, now_ns)
+        replica = self.admission.place(put, now_ns)
+        if replica is None and self.waiting.for_room:
+            self.admission.retry(now_ns)  # as in put_start
+        return replica
 
     def publish_placed(self, replica: Replica, now_ns: int) -> None:
         """`put_end` of what `place` gave."""
@@ -160,6 +173,11 @@ class Master:
             raise Refusal(Code.NOT_READY, "being written")
         raise self.admission.missing(key)
 
+    def unpinned(self, now_ns: int) -> None:
+        """A reader by the shared index has let go of something that somebody waits for."""
+        self.objects.sweep(now_ns)
+        self.admission.retry(now_ns)
+
     # -- leases --------------------------------------------------------------------------------------------------
 
     def get_replica_list(self, key: str, now_ns: int) -> tuple[Replica, int]:
@@ -209,7 +227,7 @@ class Master:
     def reap(self, count_max: int, now_ns: int) -> bool:
         """Free or stash up to *count_max* replicas that a clear cut off; False when none is left."""
         for replica in self.table.take_condemned(count_max):
-            self.objects.retire(replica, now_ns, delete=False)
+            self.objects.retire(replica, now_ns, is_cleared=True)
         self.admission.retry(now_ns)
         return bool(self.table.condemned)
 
@@ -278,7 +296,7 @@ class Master:
     def next_deadline_ns(self, now_ns: int) -> int | None:
         """When `tick` has something to do; 0: at once."""
         head = self.waiting.head
-        if self.waiting.moved_up or self.reclaim.is_due(head, now_ns):
+        if self.objects.index.sweep_due or self.waiting.moved_up or self.reclaim.is_due(head, now_ns):
             return 0
         deadlines = (
             self.waiting.next_deadline_ns(),
@@ -292,6 +310,8 @@ class Master:
         """Do what is due: answer those whose time is up, end leases and pins, reclaim a little, try those who wait."""
         self.admission.expire(now_ns)
         self.objects.expire(now_ns)
+        if self.objects.index.sweep_due:
+            self.objects.sweep(now_ns)
         self.reclaim.run(self.waiting.head, now_ns)
         self.admission.retry(now_ns)
 

@@ -3,15 +3,20 @@
 Every method is one whole step of one replica's life. Who may take it, and who waits for it, is the master's business.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import msgspec
 
 from mooncake_node.core.config import MasterConfig
 from mooncake_node.core.disk import Disk
 from mooncake_node.core.generations import GenerationClock
+from mooncake_node.core.index_pins import IndexPins
 from mooncake_node.core.jobs import Delete, Job, Offload
 from mooncake_node.core.leases import Leases
 from mooncake_node.core.lists import Lists
 from mooncake_node.core.pins import Pins
+from mooncake_node.core.readers import Readers
 from mooncake_node.core.replica import Rank, Replica, ReplicaState, Shelf
 from mooncake_node.core.sessions import Handle, Held, Session
 from mooncake_node.core.space import Space, footprint
@@ -39,12 +44,12 @@ class Counters(msgspec.Struct):
 class Objects:
     """Every replica of this node and the room it takes."""
 
-    def __init__(self, config: MasterConfig, clock: GenerationClock, disk: Disk) -> None:
+    def __init__(self, config: MasterConfig, clock: GenerationClock, disk: Disk, readers: Readers) -> None:
         self.space = Space(config.pool_nbytes)
         self.table = MetaMap()
         self.pins = Pins(config)
         self.leases = Leases(config.lease_ttl_ns)
-        self.lists = Lists()
+        self.lists = Lists(readers)
         self.disk = disk
         self.held = Held()
         self.counters = Counters()
@@ -56,6 +61,7 @@ class Objects:
         self.isolated_nbytes = 0
         # Somebody who waits for room may find some.
         self.room_came_back = False
+        self.index = IndexPins(readers)
         self._offload_unpinned = config.offload_unpinned
         self._clock = clock
         self._last_replica_id = 0
@@ -90,6 +96,7 @@ class Objects:
         self.pins.start(replica, now_ns)
         if replaced is not None:
             self.retire(replaced, now_ns)
+        self.index.publish(replica)
         self._shelve(replica, now_ns)
 
     def abandon(self, replica: Replica) -> None:
@@ -157,11 +164,15 @@ class Objects:
         self.table.unname(replica.key)
         self.retire(replica, now_ns)
 
-    def retire(self, replica: Replica, now_ns: int, *, delete: bool = True) -> None:
-        """A replica without a name: free, or stashed while it is read. *delete*: its copy on disk too."""
+    def retire(self, replica: Replica, now_ns: int, *, is_cleared: bool = False) -> None:
+        """A replica without a name: free, or stashed while it is read. Its copy on disk goes too.
+
+        *is_cleared*: with all others at once; then the copy is the business of whoever cleared.
+        """
         self.pins.stop(replica)
         self.lists.leave(replica)
-        if delete and (replica.copy is not None or replica.transfers):
+        self.index.withdraw(replica, is_cleared=is_cleared)
+        if not is_cleared and (replica.copy is not None or replica.transfers):
             self.jobs.append(Delete(replica))
         if replica.copy is not None:
             self.disk.forget(replica)
@@ -175,23 +186,52 @@ class Objects:
             self._forget(replica)
 
     def forget_lists(self) -> None:
-        """Every object has lost its name: none of them is a victim any more, nor is its copy."""
+        """Every object has lost its name: none of them is found or a victim any more, nor is its copy."""
+        self.index.clear()
         self.lists.clear()
         self.disk.spare.clear()
 
     # -- reclaim -----------------------------------------------------------------------------------------------------
 
-    def evict(self, replica: Replica, now_ns: int) -> None:
-        """Let a victim go that has just been taken off the lists: now, or when it is on disk."""
-        if replica.copy is not None:
-            self._leave_memory(replica)
+    def evict(self, victims: list[Replica], now_ns: int) -> None:
+        """Let victims go that have just been taken off the lists: now, or when they are on disk."""
+        going: list[Replica] = []
+        for victim in victims:
+            is_pinned = victim.contract.softpin
+            if victim.copy is not None or not (is_pinned or self._offload_unpinned):
+                going.append(victim)
+            elif not self._offload(victim, now_ns):
+                if is_pinned:
+                    self._list(victim)
+                else:
+                    going.append(victim)
+        for victim in self._not_pinned(going):
             self.counters.dropped += 1
-        elif replica.contract.softpin:
-            if not self._offload(replica, now_ns):
-                self._list(replica)
-        elif not (self._offload_unpinned and self._offload(replica, now_ns)):
-            self.counters.dropped += 1
-            self.remove(replica, now_ns)
+            if victim.copy is not None:
+                self._leave_memory(victim)
+            else:
+                self.remove(victim, now_ns)
+
+    @contextmanager
+    def set_aside(self, replica: Replica | None) -> Iterator[None]:
+        """Not dropped within: it is to be replaced, and only when its successor is complete."""
+        if replica is None or replica not in self.lists or replica.rank is not Rank.PLAIN:
+            yield
+            return
+        self.lists.leave(replica)
+        try:
+            yield
+        finally:
+            self._list(replica)
+
+    def sweep(self, now_ns: int) -> None:
+        """Readers by the index have let go of something, or may never have had it: let go of that too."""
+        for replica in self.index.sweep():
+            if replica.state is _STASHED:
+                self.index.readers.unlist(replica)
+            else:
+                self.index.readers.want(replica, wanted=False)
+            self._released(replica, now_ns)
 
     def rescue(self, replica: Replica, now_ns: int) -> bool:
         """Write a copy of a readable replica, even of one that is read; True if that was begun."""
@@ -220,7 +260,7 @@ class Objects:
             self.disk.block(now_ns)
         else:
             self.disk.add(replica, record)
-            if not (replica.is_kept(now_ns) or replica.contract.hardpin):
+            if not (replica.is_kept(now_ns) or replica.contract.hardpin) and self.index.take_out([replica]):
                 self._leave_memory(replica)
                 self.counters.offloaded += 1
                 return
@@ -242,6 +282,8 @@ class Objects:
         replica.since_ns = on_disk.since_ns
         self.pins.hand_over(on_disk, replica)
         self.disk.hand_over(on_disk, replica)
+        self.index.publish(replica)
+        self.index.withdraw(on_disk)
         self._list(replica)
 
     def drop_copy(self, replica: Replica) -> None:
@@ -257,6 +299,7 @@ class Objects:
         self.table.current[found.key] = found
         self.pins.adopt(found)
         self.disk.add(found, record)
+        self.index.count_unlisted(1)
 
     # -- how it is done ----------------------------------------------------------------------------------------------
 
@@ -305,6 +348,15 @@ class Objects:
             replica.accessed = True
             self._list(replica)
             self.room_came_back = True
+
+    def _not_pinned(self, victims: list[Replica]) -> list[Replica]:
+        """Those that no reader by the index has pinned; the others are parked until they let go."""
+        out = self.index.take_out(victims)
+        if len(out) < len(victims):
+            for victim in victims:
+                if victim.pinned:
+                    self._park(victim, by_lease=False, kept=False)
+        return out
 
     def _offload(self, replica: Replica, now_ns: int) -> bool:
         cost = self.disk.cost(replica)

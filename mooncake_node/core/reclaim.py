@@ -9,7 +9,7 @@ from collections import Counter
 from mooncake_node.core.config import MasterConfig
 from mooncake_node.core.objects import Objects
 from mooncake_node.core.replica import Rank, Replica
-from mooncake_node.core.waiting import Waiter
+from mooncake_node.core.waiting import Put, PutMode, Waiter
 from mooncake_node.core.windows import Windows
 
 # Passes one put may cost; what they do not free is freed by later ones, while the put waits.
@@ -36,6 +36,11 @@ class Reclaim:
         # How often nothing could go, by how long the lease ran that would end first: upper bound (ms) -> times.
         self.earliest_lease_expire_ms: Counter[int] = Counter()
 
+    def find_room_for(self, put: Put, now_ns: int, waiter: Waiter | None = None) -> int | None:
+        """`find_room` for a put, which does not drop what it is to replace: if it fails, the old one stays."""
+        with self._objects.set_aside(self._replaced_by(put)):
+            return self.find_room(put.nbytes, now_ns, waiter)
+
     def find_room(self, nbytes: int, now_ns: int, waiter: Waiter | None = None) -> int | None:
         """The offset of room for *nbytes*, reserved; of what can go at once, as much as that takes is dropped.
 
@@ -44,6 +49,9 @@ class Reclaim:
         if waiter is not None and (offset := self.windows.take_over(waiter)) is not None:
             return offset
         offset = self._space.reserve(nbytes)
+        if offset is None and self._objects.index.sweep_due:
+            self._objects.sweep(now_ns)
+            offset = self._space.reserve(nbytes)
         passes = 0
         at_once = self._at_once(now_ns)
         while offset is None and passes < DIRECT_PASSES_MAX and self._lists.any_of(at_once):
@@ -61,12 +69,18 @@ class Reclaim:
     def is_due(self, head: Waiter | None, now_ns: int) -> bool:
         """Whether a pass in the background would do any good; *head*: the first in the queue for room."""
         ranks = self._ranks(now_ns)
-        if self._head_nbytes(head) > 0 and self._lists.any_of(ranks):
-            return True
+        if self._head_nbytes(head) > 0:
+            with self._objects.set_aside(self._replaced_by(head.put if head is not None else None)):
+                if self._lists.any_of(ranks):
+                    return True
         return self._short_nbytes() > 0 and self._lists.has_spare(ranks, self._config.free_high_nbytes)
 
     def run(self, head: Waiter | None, now_ns: int) -> None:
         """One pass in the background."""
+        with self._objects.set_aside(self._replaced_by(head.put if head is not None else None)):
+            self._run(head, now_ns)
+
+    def _run(self, head: Waiter | None, now_ns: int) -> None:
         ranks = self._ranks(now_ns)
         head_nbytes = self._head_nbytes(head)
         if head is None or head_nbytes <= 0 or not self._lists.any_of(ranks):
@@ -76,11 +90,11 @@ class Reclaim:
             return
         window = self.windows.choose(head.nbytes, ranks) if self._needs_window(head.nbytes, ranks) else None
         if window is None:
-            self._evict(self._lists.isolate(head_nbytes, ranks), now_ns)
+            self._objects.evict(self._lists.isolate(head_nbytes, ranks), now_ns)
             return
         # What is freed in it is for the head of the queue; smaller puts may have the rest.
         self.windows.keep(window, head)
-        self._evict(window.victims, now_ns)
+        self._objects.evict(window.victims, now_ns)
         self.windows.gather()
 
     def retry_at_ns(self, head: Waiter | None, now_ns: int) -> int | None:
@@ -88,6 +102,11 @@ class Reclaim:
         blocked_until_ns = self._objects.disk.blocked_until_ns
         wants = (self._head_nbytes(head) > 0 or self._short_nbytes() > 0) and self._lists.any_of((Rank.PINNED,))
         return blocked_until_ns if wants and blocked_until_ns > now_ns else None
+
+    def _replaced_by(self, put: Put | None) -> Replica | None:
+        if put is None or put.mode is not PutMode.UPSERT:
+            return None
+        return self._objects.table.current.get(put.key)
 
     def _ranks(self, now_ns: int) -> tuple[Rank, ...]:
         return _ALL if self._objects.disk.takes(now_ns) else _AT_ONCE
@@ -114,16 +133,12 @@ class Reclaim:
 
     def _restock(self, nbytes: int, ranks: tuple[Rank, ...], now_ns: int) -> None:
         """One pass for nobody in particular."""
-        self._evict(self._lists.isolate(nbytes, ranks, spare_of_nbytes=self._config.free_high_nbytes), now_ns)
+        self._objects.evict(self._lists.isolate(nbytes, ranks, spare_of_nbytes=self._config.free_high_nbytes), now_ns)
 
     def _pass_for(self, nbytes: int, ranks: tuple[Rank, ...], now_ns: int) -> None:
         """One pass for an object of that size."""
         window = self.windows.choose(nbytes, ranks) if self._needs_window(nbytes, ranks) else None
-        self._evict(self._lists.isolate(nbytes, ranks) if window is None else window.victims, now_ns)
-
-    def _evict(self, victims: list[Replica], now_ns: int) -> None:
-        for victim in victims:
-            self._objects.evict(victim, now_ns)
+        self._objects.evict(self._lists.isolate(nbytes, ranks) if window is None else window.victims, now_ns)
 
     def _needs_window(self, nbytes: int, ranks: tuple[Rank, ...]) -> bool:
         """Whether neighbours have to go together: the room of the coldest alone would not do."""

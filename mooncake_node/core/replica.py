@@ -93,7 +93,9 @@ class Replica(msgspec.Struct, gc=False, eq=False):
     shelf: Shelf = Shelf.NONE
     rank: Rank = Rank.PLAIN  # in which lists it is, or was last
     accessed: bool = False  # used since reclaim last looked at it
+    record: int = -1  # its place in the shared index; negative: none
+    pinned: bool = False  # a reader has it pinned there, as far as is known
 
     def is_kept(self, now_ns: int) -> bool:
         """Somebody reads its memory, or may: it cannot be freed."""
-        return self.refs > 0 or self.transfers > 0 or self.leased_until_ns > now_ns
+        return self.refs > 0 or self.transfers > 0 or self.pinned or self.leased_until_ns > now_ns

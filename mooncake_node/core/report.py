@@ -26,7 +26,7 @@ class HolderReport(msgspec.Struct, frozen=True):
     session: Session
     replica: Replica
     handles: int
-    oldest_since_ns: int
+    oldest_since_ns: int | None  # None: pinned by way of the index, since when is not known
 
 
 class LeaseReport(msgspec.Struct, frozen=True):
@@ -91,24 +91,33 @@ def holders(master: "Master", key: str) -> list[HolderReport]:
             HolderReport(session, replicas[replica_id], len(since_ns), min(since_ns))
             for replica_id, since_ns in by_replica.items()
         ]
-    return reports
+    return reports + [
+        HolderReport(master.sessions[session_id], replica, pins, None)
+        for replica in _in_memory(master, key)
+        for session_id, pins in master.objects.index.readers.holders(replica).items()
+    ]
 
 
 def leases(master: "Master", key: str, now_ns: int) -> list[LeaseReport]:
     """The leases that run on generations of *key*, the stashed ones included; for each replica the youngest."""
-    current = master.table.current.get(key)
-    replicas = [current] if current is not None else []
-    replicas += [replica for replica in master.table.stash.values() if replica.key == key]
     return [
         LeaseReport(replica, replica.leased_until_ns - now_ns)
-        for replica in replicas
+        for replica in _in_memory(master, key)
         if replica.leased_until_ns > now_ns
     ]
+
+
+def _in_memory(master: "Master", key: str) -> list[Replica]:
+    """The readable replica of *key*, and those that are stashed."""
+    current = master.table.current.get(key)
+    replicas = [current] if current is not None else []
+    return replicas + [replica for replica in master.table.stash.values() if replica.key == key]
 
 
 def stats(master: "Master") -> dict[str, object]:
     """The core's part of `stats()` (SPEC 11), in bytes and counts."""
     space, table, objects, admission = master.space, master.table, master.objects, master.admission
+    readers = objects.index.readers
     lists, counters, disk = objects.lists, objects.counters, objects.disk
     return {
         "pool": {
@@ -122,7 +131,7 @@ def stats(master: "Master") -> dict[str, object]:
         },
         "objects": len(table.current),
         "unpublished": len(table.writing) + len(table.doomed),
-        "handles": sum(len(session.handles) for session in master.sessions.values()),
+        "handles": sum(len(session.handles) for session in master.sessions.values()) + readers.pins,
         "leases": objects.leases.count,
         "stash": {"objects": len(table.stash), "bytes": table.stash_nbytes},
         "clients": len(master.sessions),
@@ -148,7 +157,7 @@ def stats(master: "Master") -> dict[str, object]:
             },
         },
         "load": {
-            "local_hits": admission.local_hits,
+            "local_hits": admission.local_hits + readers.hits,
             "local_copies": 0,
             "from_offload": admission.loads.completed,
             "from_remote_offload": 0,

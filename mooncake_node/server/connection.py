@@ -1,6 +1,7 @@
 """One client's connection: frames, the hello, descriptors, back-pressure, and the end."""
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
 from typing import Protocol, cast
@@ -10,6 +11,7 @@ import msgspec
 from mooncake_client import wire
 from mooncake_client.codes import Code
 from mooncake_client.framing import FramingError, Unpacker, pack
+from mooncake_client.index_layout import Shape
 from mooncake_node.obs.log import get_logger
 from mooncake_node.server.admin import LOOKS, answer_fault
 from mooncake_node.server.client import Client
@@ -23,6 +25,19 @@ HELLO_TIMEOUT_S = 10.0
 log = get_logger()
 
 
+class RowGiver(Protocol):
+    """Who has the shared index and gives pin rows."""
+
+    @property
+    def shape(self) -> Shape:
+        """Of the index."""
+        ...
+
+    def open_row(self, session_id: int) -> list[int]:
+        """Descriptors of control, accessed bytes and a row for that session; the last is to be closed after use."""
+        ...
+
+
 class Door(msgspec.Struct, frozen=True):
     """What a listening socket gives to those who come in by it."""
 
@@ -31,6 +46,7 @@ class Door(msgspec.Struct, frozen=True):
     write_fd: int
     is_admin: bool
     clients_max: int
+    readers: RowGiver | None  # by the shared index, if there is one
 
 
 class Register(Protocol):
@@ -197,15 +213,23 @@ class Connection(asyncio.Protocol):
         door, transport = self._door, self._transport
         assert transport is not None
         welcome = msgspec.structs.replace(door.welcome(), request_id=request.request_id, session_id=session_id)
-        frame = pack(welcome)
         if door.is_admin:
-            transport.write(frame)
+            transport.write(pack(welcome))
             return
         fds = [door.read_fd] if request.readonly else [door.read_fd, door.write_fd]
+        row_fd = -1
+        if request.can_pin and door.readers is not None and not welcome.faults:
+            index_fds = door.readers.open_row(session_id)
+            row_fd = index_fds[-1]
+            fds += index_fds
+            welcome.index = door.readers.shape
+        frame = pack(welcome)
         # The transport's own socket object cannot pass descriptors; a duplicate can. These are the first bytes of
         # the connection, so they overtake nothing and always fit.
         with socket.socket(fileno=socket.dup(transport.get_extra_info("socket").fileno())) as sock:
             sent = socket.send_fds(sock, [frame], fds)
+        if row_fd >= 0:
+            os.close(row_fd)
         assert sent == len(frame)
 
     # -- the end -----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from mooncake_client import wire
 from mooncake_client.codes import Code
 from mooncake_node.core.master import Master
 from mooncake_node.core.refusal import Refusal
+from mooncake_node.core.replica import Replica
 from mooncake_node.core.report import holders, leases
 from mooncake_node.core.scan import Scan
 from mooncake_node.server.client import Client, check_batch
@@ -40,13 +41,18 @@ class Looks:
 
     def _info(self, _client: Client, request: wire.Info, now_ns: int) -> wire.Message:
         check_batch(request.keys)
-        items: list[wire.ObjectInfo | wire.Failure] = []
+        found: list[Replica | wire.Failure] = []
         for key in request.keys:
             try:
-                items.append(object_info(self.master.readable(key), now_ns))
+                found.append(self.master.readable(key))
             except Refusal as refusal:
-                items.append(failure(refusal))
-        return wire.Infos(request.request_id, items)
+                found.append(failure(refusal))
+        infos = iter(self._infos([item for item in found if isinstance(item, Replica)], now_ns))
+        return wire.Infos(request.request_id, [next(infos) if isinstance(item, Replica) else item for item in found])
+
+    def _infos(self, replicas: list[Replica], now_ns: int) -> list[wire.ObjectInfo]:
+        pins = self.master.objects.index.readers.pin_counts(replicas)
+        return [object_info(replica, now_ns, count) for replica, count in zip(replicas, pins, strict=True)]
 
     def _get_replica_list(self, _client: Client, request: wire.GetReplicaList, now_ns: int) -> wire.Message:
         replica, token = self.master.get_replica_list(request.key, now_ns)
@@ -67,9 +73,7 @@ class Looks:
         scan = scans.get(cursor)
         if scan is None:
             raise Refusal(Code.INVALID_ARGUMENT, f"this client has more than {SCANS_MAX} listings open; list again")
-        infos: list[wire.ObjectInfo | wire.Failure] = [
-            object_info(replica, now_ns) for replica in scan.next(PAGE_COUNT)
-        ]
+        infos: list[wire.ObjectInfo | wire.Failure] = [*self._infos(scan.next(PAGE_COUNT), now_ns)]
         if scan.done:
             del scans[cursor]
             cursor = 0

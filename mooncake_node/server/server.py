@@ -6,7 +6,7 @@ from functools import partial
 
 from mooncake_client import wire
 from mooncake_client.codes import Code
-from mooncake_node.server.connection import Connection, Door
+from mooncake_node.server.connection import Connection, Door, RowGiver
 from mooncake_node.server.faulty import FaultyConnection
 from mooncake_node.server.listener import Listener
 from mooncake_node.server.service import Service
@@ -27,10 +27,18 @@ class Server:
         self._connections: set[Connection] = set()
         self._servers: list[asyncio.Server] = []
 
-    async def start(self, welcome: Callable[[], wire.Welcome], read_fd: int, write_fd: int, *, mode: int) -> None:
+    async def start(
+        self,
+        welcome: Callable[[], wire.Welcome],
+        read_fd: int,
+        write_fd: int,
+        *,
+        mode: int,
+        readers: RowGiver | None = None,
+    ) -> None:
         """Listen. *welcome* makes what a client is told; the descriptors stay the caller's."""
         for listener, is_admin in ((self._data, False), (self._admin, True)):
-            door = Door(welcome, read_fd, write_fd, is_admin, self._clients_max)
+            door = Door(welcome, read_fd, write_fd, is_admin, self._clients_max, readers)
             kind = FaultyConnection if self._service.faults.enabled else Connection
             loop = asyncio.get_running_loop()
             self._servers.append(

@@ -67,6 +67,7 @@ class Service:
         self._handlers: dict[type[wire.Request], Callable[[Client, Any, int], wire.Message | None]] = {
             wire.Released: self._released,
             wire.Cancel: self._cancel,
+            wire.Unpinned: self._unpinned,
             wire.Acquire: self._acquire,
             wire.PutStart: self._put_start,
             wire.PutBytes: self._put_bytes,
@@ -265,6 +266,9 @@ class Service:
 
     def _released(self, _client: Client, _request: wire.Released, _now_ns: int) -> None:
         return None
+
+    def _unpinned(self, _client: Client, _request: wire.Unpinned, now_ns: int) -> None:
+        self.master.unpinned(now_ns)
 
     def _cancel(self, client: Client, request: wire.Cancel, now_ns: int) -> None:
         for waiter in self.master.waiting.of_session(client.session):

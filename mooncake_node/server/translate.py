@@ -66,8 +66,8 @@ def outcome_item(outcome: Outcome) -> object:
     return outcome
 
 
-def object_info(replica: Replica, now_ns: int) -> wire.ObjectInfo:
-    """What users see of a readable object."""
+def object_info(replica: Replica, now_ns: int, pins: int) -> wire.ObjectInfo:
+    """What users see of a readable object; *pins*: those by way of the index."""
     until_ns = replica.softpin_until_ns
     pinned = replica.contract.softpin and (until_ns is None or until_ns > now_ns)
     return wire.ObjectInfo(
@@ -76,7 +76,7 @@ def object_info(replica: Replica, now_ns: int) -> wire.ObjectInfo:
         kind=_KIND_NAMES.get(replica.kind, f"kind {replica.kind}"),
         generation=wire.generation_text(replica.generation),
         state=replica.state.name.lower(),
-        refs=replica.refs,
+        refs=replica.refs + pins,
         age_s=(now_ns - replica.since_ns) / 1e9,
         softpin=pinned,
         softpin_deadline_s=(until_ns - now_ns) / 1e9 if pinned and until_ns is not None else None,
@@ -123,7 +123,7 @@ def holder(report: HolderReport, now_ns: int) -> wire.Holder:
         client=report.session.name,
         pid=report.session.pid,
         handles=report.handles,
-        oldest_s=(now_ns - report.oldest_since_ns) / 1e9,
+        oldest_s=0.0 if report.oldest_since_ns is None else (now_ns - report.oldest_since_ns) / 1e9,
         generation=wire.generation_text(report.replica.generation),
         note="" if state is ReplicaState.COMPLETE else state.name.lower(),
     )

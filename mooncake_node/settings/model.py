@@ -48,6 +48,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Literal["auto", "off"],
         rules.choice("Ask for huge pages where /dev/shm offers them.", "auto", "off"),
     ] = "auto"
+    shared_index: Annotated[
+        Literal["auto", "off"],
+        rules.choice("Let clients read without a request, where the machine can do it.", "auto", "off"),
+    ] = "auto"
     prefault: Annotated[bool, rules.switch("Touch every page in the background, so that first puts are fast.")] = True
 
     free_min_bytes: Annotated[int, rules.size("Below so many free bytes a put reclaims what it takes. 0: derived.")] = 0

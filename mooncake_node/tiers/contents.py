@@ -2,6 +2,7 @@
 
 import msgspec
 
+from mooncake_node.tiers.contracts import CONTRACT_NBYTES
 from mooncake_node.tiers.packs import Member, PackWritten
 from mooncake_node.tiers.place import Place
 from mooncake_node.tiers.port import TierRecord
@@ -25,6 +26,8 @@ class Entry(msgspec.Struct, gc=False, eq=False):
     offset: int  # in the file
     file_nbytes: int  # of its own file; 0 in a pack
     is_dead: bool = False  # removed; still in the index only while the disk has not let go of it
+    is_amended: bool = False  # its contract has a file of its own, or may have; never changed in a dead one
+    contract_nbytes: int = 0  # of that file
 
 
 class Pack(msgspec.Struct, eq=False):
@@ -105,6 +108,14 @@ class Contents:
         living_nbytes = sum(entry.record.nbytes for entry in living.values())
         self.add_pack(Pack(number, written.file_nbytes, flags_offset, written.data_nbytes, living, living_nbytes))
 
+    def amend(self, entry: Entry, record: TierRecord) -> None:
+        """The contract of *record* has a file of its own now, the only one for this object."""
+        assert entry.record.identity == record.identity
+        entry.record = record
+        entry.is_amended = True
+        self.file_nbytes += CONTRACT_NBYTES - entry.contract_nbytes
+        entry.contract_nbytes = CONTRACT_NBYTES
+
     def take_out(self, entry: Entry) -> None:
         """The object is not to be read again; its bytes are still there."""
         if entry.is_dead:
@@ -123,7 +134,7 @@ class Contents:
         if self.index.get(entry.record.identity) is not entry:
             return False
         del self.index[entry.record.identity]
-        self.file_nbytes -= entry.file_nbytes
+        self.file_nbytes -= entry.file_nbytes + entry.contract_nbytes
         return True
 
     def forget_pack(self, number: int) -> None:
@@ -163,13 +174,15 @@ class Contents:
         for pack in self.packs.values():
             assert all(entry.pack == pack.number for entry in pack.living.values())
             assert pack.living_nbytes == sum(entry.record.nbytes for entry in pack.living.values())
-        files = sum(entry.file_nbytes for entry in entries)
+        assert all(entry.is_amended for entry in entries if entry.contract_nbytes)
+        files = sum(entry.file_nbytes + entry.contract_nbytes for entry in entries)
         assert self.file_nbytes == files + sum(p.file_nbytes for p in self.packs.values()) + sum(self.stale.values())
 
     def _add(self, entry: Entry) -> None:
         before = self.index.get(entry.record.identity)
         if before is not None and before is not entry:
             assert before.is_dead
+            assert not before.is_amended
             self.file_nbytes -= before.file_nbytes
         self.index[entry.record.identity] = entry
         self.objects += 1

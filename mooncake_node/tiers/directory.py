@@ -4,6 +4,7 @@
     identity.json   the node's id and the floor of its generations
     objects/ab/     a file for each object that is not small, named by the digest of its key and its generation
     packs/          files that small objects share
+    contracts/      a file for each object whose contract was changed after it was written, named as the object's
     bad/            what was found damaged, the newest of it
 
 All that is known of the content belongs to the event loop; threads get what they need and give back an outcome.
@@ -22,6 +23,7 @@ import msgspec
 from mooncake_client.faults import FaultTable
 from mooncake_node.obs.log import get_logger
 from mooncake_node.tiers import identity as identities
+from mooncake_node.tiers.amendments import Amendments
 from mooncake_node.tiers.contents import OWN_FILE, Contents, Entry
 from mooncake_node.tiers.drafts import Draft
 from mooncake_node.tiers.errors import (
@@ -78,7 +80,7 @@ class DirectoryTier:
         self._under_way: dict[tuple[str, int], Draft] = {}  # every write between its call and its answer
         self._lock_fd = -1
         self._identity: Identity | None = None
-        self._opened: tuple[Place, Packer] | None = None
+        self._opened: tuple[Place, Packer, Amendments] | None = None
         self._calls = 0
         self._is_closing = False
         self._idle = asyncio.Event()  # no call is under way
@@ -141,15 +143,18 @@ class DirectoryTier:
             contents.add_file(entry.record, entry.file_nbytes)
         for pack in found.packs:
             contents.add_pack(pack)
+        for record in found.amended:
+            contents.amend(contents.index[record.identity], record)
         contents.next_pack = max(contents.next_pack, found.next_pack)
         packer = Packer(place, contents, self.counters, self._workers)
-        self._opened = place, packer
+        self._opened = place, packer, Amendments(place, contents, self.counters, self._workers)
         packer.wake()
         log.info(
             "tier_opened",
             path=str(self._root),
             direct=place.direct,
             objects=contents.objects,
+            amended=len(found.amended),
             bytes=contents.file_nbytes,
             bad=self.counters.scan_bad,
             temporary=self.counters.scan_temporary,
@@ -198,6 +203,11 @@ class DirectoryTier:
             under_way = (self._under_way.get(meta.identity) for meta in objects)
             await self._remove(objects, [draft for draft in under_way if draft is not None])
 
+    async def amend(self, meta: TierMeta) -> None:
+        """See Tier. It takes a block of the disk until the object is removed."""
+        with self._call():
+            await self._amendments.carry_out(meta, self._under_way.get(meta.identity))
+
     async def remove_all(self) -> int:
         """See Tier. Cancelled, it may have removed a part."""
         with self._call():
@@ -240,6 +250,11 @@ class DirectoryTier:
         assert self._opened is not None
         return self._opened[1]
 
+    @property
+    def _amendments(self) -> Amendments:
+        assert self._opened is not None
+        return self._opened[2]
+
     @contextlib.contextmanager
     def _call(self) -> Iterator[None]:
         assert self._opened is not None
@@ -260,6 +275,10 @@ class DirectoryTier:
         entry = contents.living(meta.identity)
         if entry is not None:
             return entry.record
+        dead = contents.index.get(meta.identity)
+        if dead is not None and dead.is_amended:
+            self.counters.write_failed += 1
+            return TierIOError(f"the contract of a former {meta.key!r} is still there", path=self._root)
         cost = self.cost(meta)
         if contents.bytes_used + cost > contents.bytes_limit:
             self.counters.write_full += 1
@@ -281,7 +300,7 @@ class DirectoryTier:
     def _file_written(self, draft: Draft, future: asyncio.Future[tuple[TierRecord, int] | TierError]) -> None:
         self._contents.reserved_nbytes -= draft.reserved_nbytes
         if (bug := future.exception()) is not None:
-            draft.answer.set_exception(bug)
+            draft.fail(bug)
             return
         outcome = future.result()
         if draft.is_removed:

@@ -4,7 +4,8 @@ Its `MemoryDisk` outlives it, so that a restart is a new tier on the same disk.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import xxhash
 
@@ -18,6 +19,7 @@ from mooncake_node.tiers.errors import (
     TierRemovedError,
 )
 from mooncake_node.tiers.port import WRITE_BATCH_MAX, TierCounters, TierMeta, TierRecord
+from mooncake_node.tiers.workers import all_done
 
 _COST_FIXED = 128  # what a record takes, in a tier whose bytes are counted one by one
 
@@ -32,13 +34,19 @@ class MemoryDisk:
         self.node_id = "memory"
         self.floor = 0
         self.locked = False
-        # Raised by every write, read or removal while set; a TierIOError counts as the system's.
+        # Raised by every write, read, removal or amendment while set; a TierIOError counts as the system's.
         self.write_error: TierError | None = None
         self.read_error: TierError | None = None
         self.remove_error: TierError | None = None
+        self.amend_error: TierError | None = None
         # A write waits here before it becomes visible, a read before it copies.
         self.write_gate: asyncio.Event | None = None
         self.read_gate: asyncio.Event | None = None
+
+    def amend(self, record: TierRecord) -> None:
+        """Keep *record* in the place of the former one, if the object has not been lost."""
+        if record.identity in self.content:
+            self.content[record.identity] = record, self.content[record.identity][1]
 
     def flip(self, meta: TierMeta, bit: int = 0) -> None:
         """Turn over one bit of the object's bytes."""
@@ -56,11 +64,17 @@ class MemoryDisk:
 class _Draft:
     """One object's write under way."""
 
-    __slots__ = ("cost", "removed")
+    __slots__ = ("cost", "on_end", "removed")
 
     def __init__(self, cost: int) -> None:
         self.cost = cost
         self.removed = False
+        self.on_end: list[Callable[[], None]] = []  # called in turn when it has ended
+
+    def end(self) -> None:
+        """Go on with what has waited for it."""
+        for call in self.on_end:
+            call()
 
 
 class MemoryTier:
@@ -130,6 +144,7 @@ class MemoryTier:
             for (meta, _), draft in zip(objects, drafts, strict=True):
                 if isinstance(draft, _Draft):
                     self._leave(meta)
+                    draft.end()
             raise
         return [self._end(meta, view, draft) for (meta, view), draft in zip(objects, drafts, strict=True)]
 
@@ -171,6 +186,20 @@ class MemoryTier:
         if failed:
             raise TierIOError(f"{failed} of {len(objects)} objects could not be removed")
 
+    async def amend(self, meta: TierMeta) -> None:
+        """See Tier. It takes nothing."""
+        assert self._is_open
+        done: asyncio.Future[TierError | None] = asyncio.get_running_loop().create_future()
+        draft = self._under_way.get(meta.identity)
+        if draft is None:
+            self._amend(meta, done)
+        else:
+            draft.on_end.append(partial(self._amend, meta, done))
+        await all_done([done])
+        await asyncio.sleep(0)
+        if (error := done.result()) is not None:
+            raise error
+
     async def remove_all(self) -> int:
         """See Tier."""
         count = len(self._index)
@@ -210,6 +239,11 @@ class MemoryTier:
         if not isinstance(draft, _Draft):
             return draft
         self._leave(meta)
+        answer = self._answer(meta, view, draft)
+        draft.end()
+        return answer
+
+    def _answer(self, meta: TierMeta, view: memoryview, draft: _Draft) -> TierRecord | TierError:
         if draft.removed:
             return TierRemovedError(f"{meta.key!r} was removed while it was being written")
         error = self.disk.write_error
@@ -226,6 +260,20 @@ class MemoryTier:
         self._index[meta.identity] = record
         self.counters.written += 1
         return record
+
+    def _amend(self, meta: TierMeta, done: asyncio.Future[TierError | None]) -> None:
+        record = self._index.get(meta.identity)
+        if record is None:
+            done.set_result(None)
+            return
+        error = self.disk.amend_error
+        if error is not None:
+            self.counters.amend_failed += 1
+        else:
+            self.disk.amend(record.amended(meta))
+            self._index[meta.identity] = record.amended(meta)
+            self.counters.amended += 1
+        done.set_result(error)
 
     def _leave(self, meta: TierMeta) -> None:
         del self._under_way[meta.identity]

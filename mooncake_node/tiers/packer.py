@@ -11,6 +11,7 @@ from functools import partial
 
 from mooncake_node.obs.log import get_logger
 from mooncake_node.tiers.contents import Contents, Entry, Pack
+from mooncake_node.tiers.contracts import unlink_contracts
 from mooncake_node.tiers.drafts import Draft
 from mooncake_node.tiers.errors import TierError, TierFullError, TierRemovedError
 from mooncake_node.tiers.packs import (
@@ -42,6 +43,7 @@ class _Round:
         self.old = old
         self.moved: list[tuple[Entry, Member]] = [pair for pack in old for pair in contents.members(pack, place)]
         self.replaces = [*(pack.number for pack in old), *contents.stale]
+        self.corrupt: list[Entry] = []  # of those moved, what was found damaged and was not removed before
         self.publication = Publication(place, place.pack_path(self.number), len(drafts) + len(self.moved))
         metas = [*(draft.meta for draft in drafts), *(entry.record for entry, _ in self.moved)]
         bound = pack_nbytes_bound(metas, len(self.replaces))
@@ -154,7 +156,7 @@ class Packer:
             outcome = await run(self._workers.offloads, partial(current.write, self._place))
         except BaseException as error:
             for draft in current.drafts:
-                draft.answer.set_exception(error)
+                draft.fail(error)
             raise
         finally:
             self._contents.reserved_nbytes -= current.extra_nbytes
@@ -166,6 +168,7 @@ class Packer:
         answers = self._refuse(current, outcome) if isinstance(outcome, TierError) else self._take_in(current, outcome)
         # Only now, when no reader is sent to them any more: one who was looks again.
         await self._unlink_empty([*current.replaces, current.number])
+        await self._forget(current.corrupt)
         for draft, answer in zip(current.drafts, answers, strict=True):
             self._settle(draft, answer)
         return not isinstance(outcome, TierError)
@@ -183,7 +186,7 @@ class Packer:
             if number in written.corrupt:
                 self._counters.read_corrupt += 1
                 contents.take_out(entry)
-                contents.forget(entry)
+                current.corrupt.append(entry)
             else:
                 living[number] = entry
         contents.replace_packs(current.number, current.publication.flags_offset, written, living)
@@ -204,6 +207,17 @@ class Packer:
     def _settle(self, draft: Draft, answer: TierRecord | TierError) -> None:
         self._contents.reserved_nbytes -= draft.reserved_nbytes
         draft.settle(answer)
+
+    async def _forget(self, corrupt: list[Entry]) -> None:
+        """Have no contract outlive its object: it would be taken for that of the same generation written again."""
+        amended = [entry.record for entry in corrupt if entry.is_amended]
+        left: set[tuple[str, int]] | TierError = set()
+        if amended:
+            left = await run(self._workers.removals, partial(unlink_contracts, self._place, amended))
+        assert not isinstance(left, TierError)
+        for entry in corrupt:
+            if entry.record.identity not in left:
+                self._contents.forget(entry)
 
     async def _unlink_empty(self, numbers: list[int]) -> None:
         """Packs of which nothing lives: moved, or removed meanwhile."""

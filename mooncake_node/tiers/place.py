@@ -10,7 +10,7 @@ from mooncake_node.tiers.direct_io import takes_direct
 from mooncake_node.tiers.points import Points
 from mooncake_node.tiers.port import TierMeta
 
-OBJECTS, PACKS, BAD = "objects", "packs", "bad"
+OBJECTS, PACKS, CONTRACTS, BAD = "objects", "packs", "contracts", "bad"
 TEMPORARY = ".tmp"
 SHARDS = [f"{number:02x}" for number in range(256)]
 # Files found damaged are kept for a look at them, the newest of them within these bounds.
@@ -26,7 +26,7 @@ class Place:
         self.durable = durable  # what was written survives a loss of power
         self.points = points
         self._bad_lock = threading.Lock()
-        for name in (OBJECTS, PACKS, BAD):
+        for name in (OBJECTS, PACKS, CONTRACTS, BAD):
             (root / name).mkdir(0o700, exist_ok=True)
         there = {path.name for path in (root / OBJECTS).iterdir()}
         for shard in SHARDS:
@@ -38,6 +38,10 @@ class Place:
         """The file of an object that has one of its own."""
         digest = xxhash.xxh3_128_hexdigest(meta.key.encode())
         return Path(f"{self.root}/{OBJECTS}/{digest[:2]}/{digest}-{meta.generation:016x}")  # parsed once
+
+    def contract_path(self, meta: TierMeta) -> Path:
+        """The file of an object's contract, if that was changed; with an ending, for they may meet in `bad/`."""
+        return self.root / CONTRACTS / f"{self.object_path(meta).name}.contract"
 
     def pack_path(self, number: int) -> Path:
         """The file of a pack."""

@@ -14,6 +14,9 @@ POINTS = {
     "TierBeforeRename": "the temporary file is complete and about to get its name",
     "TierAfterRename": "the file has its name, nobody knows yet",
     "TierBeforeRead": "a tier is about to open an object's file",
+    "TierBeforeAmend": "a tier is about to write the changed contract of an object",
+    "TierBeforeAmendRename": "the changed contract is in a temporary file and about to get its name",
+    "TierAfterAmendRename": "the changed contract is in force, nobody knows yet",
     "TierAfterRead": "the bytes are in their place and verified, nobody knows yet",
 }
 

@@ -39,6 +39,16 @@ class TierRecord(TierMeta, frozen=True, gc=False, kw_only=True, array_like=True)
 
     xxh3: int  # XXH3-64 of its bytes, unsigned
 
+    def amended(self, meta: TierMeta) -> "TierRecord":
+        """The same object under the contract of *meta*."""
+        return msgspec.structs.replace(
+            self,
+            softpin=meta.softpin,
+            softpin_until_unix_ms=meta.softpin_until_unix_ms,
+            hardpin=meta.hardpin,
+            scope=meta.scope,
+        )
+
 
 class TierCounters(msgspec.Struct, kw_only=True):
     """What has happened since the tier was opened, in objects unless said otherwise."""
@@ -46,6 +56,7 @@ class TierCounters(msgspec.Struct, kw_only=True):
     written: int = 0
     restored: int = 0
     removed: int = 0
+    amended: int = 0
     # Failures, by kind. A write of n objects that meets a full disk counts n.
     write_full: int = 0
     write_failed: int = 0
@@ -53,6 +64,7 @@ class TierCounters(msgspec.Struct, kw_only=True):
     read_corrupt: int = 0
     read_failed: int = 0
     remove_failed: int = 0
+    amend_failed: int = 0
     # What opening it found, in files: not usable and set aside, left by a crash, of an older generation.
     scan_bad: int = 0
     scan_temporary: int = 0
@@ -60,7 +72,7 @@ class TierCounters(msgspec.Struct, kw_only=True):
 
     @property
     def failures(self) -> int:
-        """Writes, reads and removals that failed, and files found unusable."""
+        """Writes, reads, removals and amendments that failed, and files found unusable."""
         return (
             self.write_full
             + self.write_failed
@@ -68,6 +80,7 @@ class TierCounters(msgspec.Struct, kw_only=True):
             + self.read_corrupt
             + self.read_failed
             + self.remove_failed
+            + self.amend_failed
             + self.scan_bad
         )
 
@@ -91,21 +104,25 @@ class Tier(Protocol):
 
     @property
     def bytes_used(self) -> int:
-        """What is taken of `bytes_limit`, by objects being written and by dead ones not yet freed too."""
+        """What is taken of `bytes_limit`, by objects being written, dead ones not yet freed and amendments too."""
 
     @property
     def objects(self) -> int:
         """How many can be read."""
 
     def cost(self, meta: TierMeta) -> int:
-        """Bytes of the limit that this object takes or would take; for one that shares a file, its share."""
+        """Bytes of the limit that this object takes or would take; for one that shares a file, its share.
+
+        Without what `amend` may add.
+        """
 
     async def open(self) -> list[TierRecord]:
         """Make the tier usable; return what lies in it, one generation a key. First, and once.
 
         Leftovers of a crash, older generations and what cannot be used are cleaned away and counted. Raises
         TierLockedError if another process has it, else TierError. Every object written and not removed before the
-        last process ended, however it ended, is returned; none is that was removed.
+        last process ended, however it ended, is returned, under the contract it was last given; none is that was
+        removed. A damaged amendment is counted and cleaned away, and its object found as it was written.
         """
 
     async def write(self, objects: Sequence[tuple[TierMeta, memoryview]]) -> list[TierRecord | TierError]:
@@ -114,7 +131,9 @@ class Tier(Protocol):
         A view has exactly `nbytes` bytes, which are not to change until the call has ended; nothing is read beyond
         them. An answer of a record means complete and readable; of an error, that nothing of this object is there:
         TierFullError, TierIOError, or TierRemovedError if it was removed meanwhile. One that already lies there is
-        not written again. No second write of one generation while the first is under way.
+        not written again, and its record answered as it is. No second write of one generation while the first is
+        under way. One that was amended and whose removal has not ended, or has failed, gets TierIOError: the old
+        contract would be taken for that of the new object.
         Cancelled: nothing of the batch is left.
         """
 
@@ -132,6 +151,18 @@ class Tier(Protocol):
         a write that is still under way, for which it does not wait. Cancelled, it is carried out all the same.
         Raises TierIOError, after having tried them all, if one could not be removed: it is not served, but a restart
         would find it; to remove it again tries again.
+        """
+
+    async def amend(self, meta: TierMeta) -> None:
+        """Change the contract of an object that lies there complete to that of *meta*: its pins and its scope.
+
+        The object is named by key and generation; what else *meta* says of it has no effect. When it returns a
+        restart finds the new contract, also when the object has been moved since. Of several for one object the last
+        call's stays. Unknown or removed: no error, nothing is done. While the write of this generation is under way
+        it waits for that to end, and then does it, if the object is there: so neither outcome of the write undoes
+        it, and the writer's answer is what was written. The bytes it takes are counted, but never refused for the
+        limit's sake.
+        Cancelled, it is carried out all the same. Raises TierIOError: the old contract stays on disk.
         """
 
     async def remove_all(self) -> int:

@@ -1,4 +1,7 @@
-"""Removals: what they mean for the files, told by the loop and done in a thread."""
+"""Removals: what they mean for the files, told by the loop and done in a thread.
+
+An object's contract goes after the object: one that a restart finds has the contract it was last given.
+"""
 
 from collections import defaultdict
 
@@ -69,6 +72,8 @@ class Removal:
                 place.unlink(place.object_path(entry.record))
             except OSError as error:
                 self._fail([entry], error)
+            else:
+                self._end_contracts(place, [entry])
         for number, entries in self._in_packs.items():
             path = place.pack_path(number)
             try:
@@ -79,6 +84,8 @@ class Removal:
             except OSError as error:
                 self._emptied.discard(number)
                 self._fail(entries, error)
+            else:
+                self._end_contracts(place, entries)
 
     def finish(self) -> int:
         """Have the index forget what is gone; return how many objects that was."""
@@ -89,6 +96,15 @@ class Removal:
         for number in self._emptied:
             self._contents.forget_pack(number)
         return count
+
+    def _end_contracts(self, place: Place, entries: list[Entry]) -> None:
+        for entry in entries:
+            if not entry.is_amended:
+                continue
+            try:
+                place.unlink(place.contract_path(entry.record))
+            except OSError as error:
+                self._fail([entry], error)
 
     def _fail(self, entries: list[Entry], error: OSError) -> None:
         self.error = error

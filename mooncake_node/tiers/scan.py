@@ -8,13 +8,17 @@ from pathlib import Path
 
 import msgspec
 
+from mooncake_node.obs.log import get_logger
 from mooncake_node.tiers.contents import OWN_FILE, Entry, Pack
-from mooncake_node.tiers.place import OBJECTS, PACKS, SHARDS, TEMPORARY, Place
-from mooncake_node.tiers.port import TierCounters
+from mooncake_node.tiers.contracts import ContractError, read_contract
+from mooncake_node.tiers.place import CONTRACTS, OBJECTS, PACKS, SHARDS, TEMPORARY, Place
+from mooncake_node.tiers.port import TierCounters, TierRecord
 from mooncake_node.tiers.publication import mark_dead
 from mooncake_node.tiers.trailer import ALIVE, DEAD, Trailer, TrailerError, read_trailer
 
 _THREADS = 4  # each reads a block at a time; a disk likes to be asked for several
+
+log = get_logger()
 
 
 class Found(msgspec.Struct):
@@ -23,6 +27,7 @@ class Found(msgspec.Struct):
     files: list[Entry]
     packs: list[Pack]
     next_pack: int  # no file says of this pack or a later one that it is or was there
+    amended: list[TierRecord]  # of these objects, those whose contract has a file of its own, under that
 
 
 class _File(msgspec.Struct):
@@ -31,31 +36,44 @@ class _File(msgspec.Struct):
     trailer: Trailer
 
 
-class _Seen(msgspec.Struct):
-    files: list[_File]
+class _Tally(msgspec.Struct):
     bad: int = 0
     temporary: int = 0
 
 
+class _Seen(_Tally, kw_only=True):
+    files: list[_File]
+
+
+class _Contracts(_Tally, kw_only=True):
+    records: list[TierRecord]
+
+
 def scan(place: Place, counters: TierCounters) -> Found:
     """Look at every file. Blocks, for about 30 µs a file that is in the page cache."""
+    paths = list((place.root / CONTRACTS).iterdir())
     with ThreadPoolExecutor(_THREADS, "tier-scan") as pool:
         shards = list(pool.map(lambda shard: _look_into(place, place.root / OBJECTS / shard), SHARDS))
+        contracts = list(pool.map(lambda at: _contracts_in(place, paths[at::_THREADS]), range(_THREADS)))
     entries = [entry for seen in shards for file in seen.files if (entry := _object_in(place, file, seen)) is not None]
     seen_packs = _look_into(place, place.root / PACKS)
     packs, next_pack = _packs_in(place, seen_packs)
-    for seen in (*shards, seen_packs):
-        counters.scan_bad += seen.bad
-        counters.scan_temporary += seen.temporary
     counters.scan_outdated += _remove_outdated(place, entries, packs)
     for number in [number for number, pack in packs.items() if not pack.living]:
         _try(place.unlink, place.pack_path(number))
         del packs[number]
-    return Found([entry for entry in entries if not entry.is_dead], list(packs.values()), next_pack)
+    files = [entry for entry in entries if not entry.is_dead]
+    amended = [record for some in contracts for record in _in_force(place, some, files, packs)]
+    if damaged := sum(some.bad for some in contracts):
+        log.warning("contracts_set_aside", path=str(place.root), count=damaged)
+    for tally in (*shards, seen_packs, *contracts):
+        counters.scan_bad += tally.bad
+        counters.scan_temporary += tally.temporary
+    return Found(files, list(packs.values()), next_pack, amended)
 
 
 def _look_into(place: Place, directory: Path) -> _Seen:
-    seen = _Seen([])
+    seen = _Seen(files=[])
     for path in list(directory.iterdir()):
         if path.suffix == TEMPORARY:
             seen.temporary += 1
@@ -66,6 +84,40 @@ def _look_into(place: Place, directory: Path) -> _Seen:
         except (OSError, TrailerError, msgspec.MsgspecError):
             _reject(place, path, seen)
     return seen
+
+
+def _contracts_in(place: Place, paths: list[Path]) -> _Contracts:
+    contracts = _Contracts(records=[])
+    for path in paths:
+        if path.suffix == TEMPORARY:
+            contracts.temporary += 1
+            _try(place.unlink, path)
+            continue
+        try:
+            record = read_contract(path)
+        except (OSError, ContractError, msgspec.MsgspecError):
+            _reject(place, path, contracts)
+            continue
+        if path == place.contract_path(record):
+            contracts.records.append(record)
+        else:
+            _reject(place, path, contracts)
+    return contracts
+
+
+def _in_force(place: Place, contracts: _Contracts, files: list[Entry], packs: dict[int, Pack]) -> Iterable[TierRecord]:
+    """Those of objects that are there; the others go."""
+    if not contracts.records:
+        return
+    there = {entry.record.identity: entry.record for entry in _all(files, packs)}
+    for record in contracts.records:
+        path, found = place.contract_path(record), there.get(record.identity)
+        if found is None:
+            _try(place.unlink, path)
+        elif found.amended(record) == record:
+            yield record
+        else:
+            _reject(place, path, contracts)
 
 
 def _read(path: Path) -> _File:
@@ -152,8 +204,8 @@ def _all(files: list[Entry], packs: dict[int, Pack]) -> Iterable[Entry]:
         yield from pack.living.values()
 
 
-def _reject(place: Place, path: Path, seen: _Seen) -> None:
-    seen.bad += 1
+def _reject(place: Place, path: Path, tally: _Tally) -> None:
+    tally.bad += 1
     _try(place.set_aside, path)
 
 

@@ -64,6 +64,10 @@ def test_every_setting_can_come_from_file_environment_and_flag(key, toml):
         "log_level": "error",
         "log_format": "json",
         "hard_pin_max_bytes": "1MiB",
+        "free_high_bytes": "64MiB",
+        "offload_dir": "/o",
+        "offload_unpinned": "true",
+        "offload_durable": "true",
     }
     text = texts.get(key, "3")
     values = {

@@ -21,9 +21,11 @@ from tests.support.tiers import (
     Memory,
     assert_holds,
     content_of,
+    keyed,
     meta,
     opened,
     read,
+    reopened,
     skip_unless_direct,
     write,
 )
@@ -45,19 +47,6 @@ def kit(request, tmp_path):
 async def tier(kit):
     async with opened(kit) as tier:
         yield tier
-
-
-async def reopened(kit) -> list[TierRecord]:
-    """What a new tier on the same place finds."""
-    kit.audit()
-    await kit.tier.close()
-    records = await kit.make().open()
-    kit.audit()
-    return records
-
-
-def keyed(records) -> dict:
-    return {record.identity: record for record in records}
 
 
 async def test_objects_of_every_size_come_back_exact_and_nothing_beside_them_is_touched(kit, tier):

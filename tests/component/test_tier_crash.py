@@ -67,6 +67,48 @@ async def run(tier):
 uvloop.run(main())
 """
 
+AMENDS = """
+async def run(tier):
+    rng = random.Random(int(sys.argv[2]))
+    base = f"a{sys.argv[2]}"
+
+    async def go(lane):
+        keys = []
+        for n in range(1000):
+            for record in await write(tier, meta(f"{base}/{lane}/{n}", rng.choice([0, 9, 900, 70_000]))):
+                say("written", record.key)
+                keys.append(record.key)
+            for key in rng.sample(keys, min(3, len(keys))):
+                until = 1 + 1000 * n + rng.randrange(1000)
+                say("amending", key, until)
+                await tier.amend(meta(key, 0, softpin=True, softpin_until_unix_ms=until))
+                say("amended", key, until)
+            if rng.random() < 0.3:
+                key = keys.pop(rng.randrange(len(keys)))
+                say("removing", key)
+                await tier.remove(meta(key, 0))
+                say("removed", key)
+
+    await asyncio.gather(*(go(lane) for lane in range(6)))
+
+uvloop.run(main())
+"""
+
+HELD_AMEND = """
+async def run(tier):
+    await write(tier, meta("s", 9), meta("l", 200_000), meta("s/pinned", 9), meta("l/pinned", 200_000))
+    for key in ("s/pinned", "l/pinned"):
+        await tier.amend(meta(key, 0, scope="before"))
+    key, point = sys.argv[2].split()
+    with kit.gate.closed(point):
+        amending = asyncio.create_task(tier.amend(meta(key, 0, scope="after")))
+        await kit.gate.somebody_is_held()
+        say("held")
+        await amending
+
+uvloop.run(main())
+"""
+
 IDLE = """
 async def run(tier):
     await asyncio.Event().wait()
@@ -150,6 +192,61 @@ async def test_killed_at_any_moment_what_was_answered_is_there_and_what_was_remo
             assert tier.counters.scan_bad == 0
             await assert_holds(tier, *records)
             assert tier.counters.failures == 0
+
+
+@pytest.mark.parametrize("key", ["s", "l", "s/pinned", "l/pinned"])
+@pytest.mark.parametrize("point", ["TierBeforeAmend", "TierBeforeAmendRename", "TierAfterAmendRename"])
+async def test_killed_in_the_middle_of_an_amendment_the_old_contract_or_the_new_one_is_found(kit, start, key, point):
+    said = kill_after(start(HELD_AMEND, f"{key} {point}"), lambda lines: lines[-1] == ["held"])
+    assert said[-1] == ["held"]
+    temporary = [path for path in kit.files() if path.suffix == ".tmp"]
+    assert len(temporary) == (point == "TierBeforeAmendRename")
+    scopes = {"s": "cluster", "l": "cluster", "s/pinned": "before", "l/pinned": "before"}
+    if point == "TierAfterAmendRename":
+        scopes[key] = "after"
+    async with opened(kit) as tier:
+        records = [entry.record for entry in tier._contents.index.values()]
+        assert {record.key: record.scope for record in records} == scopes
+        assert (tier.counters.scan_temporary, tier.counters.failures) == (len(temporary), 0)
+        await assert_holds(tier, *records)
+        await tier.amend(meta(key, 0, scope="at last"))
+    async with opened(kit) as tier:
+        assert tier._contents.index[key, 1].record.scope == "at last"
+
+
+async def test_killed_at_any_moment_an_object_has_the_contract_answered_last_or_one_asked_for_since(kit, start):
+    """While packs are written anew, and objects removed."""
+    written, gone, removed = set(), set(), set()
+    allowed: dict[str, set[int | None]] = {}
+    rng = random.Random(7)
+    for round_number in range(8):
+        enough = rng.randrange(20, 500)
+        said = kill_after(start(AMENDS, round_number), lambda lines, enough=enough: len(lines) >= enough)
+        assert len(said) >= enough
+        for word, *facts in said[1:]:
+            key = facts[0]
+            if word == "written":
+                written.add(key)
+                allowed[key] = {None}
+            elif word == "amending":
+                allowed[key].add(int(facts[1]))
+            elif word == "amended":
+                allowed[key] = {int(facts[1])}
+            else:
+                {"removing": gone, "removed": removed}[word].add(key)
+        async with opened(kit) as tier:
+            found = {entry.record.key: entry.record for entry in tier._contents.index.values()}
+            assert written - gone <= found.keys()
+            assert not found.keys() & removed
+            for key in found.keys() & allowed.keys():
+                until = found[key].softpin_until_unix_ms
+                assert until in allowed[key]
+                assert found[key].softpin == (until is not None)
+                allowed[key] = {until}
+            assert tier.counters.scan_bad == 0
+            await assert_holds(tier, *found.values())
+            assert tier.counters.failures == 0
+            assert len(list((kit.root / "contracts").iterdir())) <= len(found)
 
 
 async def test_a_second_daemon_on_a_directory_is_refused_and_told_who_has_it(kit, start):

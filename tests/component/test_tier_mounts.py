@@ -99,12 +99,17 @@ async def main():
         with pytest.raises(TierFullError):
             await tier.raise_floor(5)
         assert tier.floor == 0
+        for record in records:
+            with pytest.raises(TierIOError, match="No space left"):
+                await tier.amend(meta(record.key, 0, softpin=True))
+        assert tier.counters.amend_failed == 2
         await tier.remove(records[1])
         await assert_holds(tier, records[0])
     (DISK / "filler").unlink()
     async with opened(kit) as tier:
-        assert tier.objects == 1
+        assert [entry.record for entry in tier._contents.index.values()] == [records[0]]
         await tier.raise_floor(5)
+        await tier.amend(meta("s", 0, softpin=True))
 """)
 
 
@@ -141,7 +146,11 @@ async def main():
     records = await write(tier, *(meta(f"s{n}", 9) for n in range(4)), *(meta(f"l{n}", 100_000) for n in range(4)))
     bad = records.pop()
     kit.flip(bad, 7)
+    await tier.amend(meta("s0", 0, softpin=True))
     make_read_only()
+    for key in ("s0", "s1", "l1"):
+        with pytest.raises(TierIOError, match="Read-only file system"):
+            await tier.amend(meta(key, 0, scope="node"))
     await assert_holds(tier, *records)
     answers = await write(tier, meta("s", 10), meta("l", 100_000))
     for answer in answers:
@@ -162,6 +171,7 @@ async def main():
         await tier.raise_floor(5)
     counters = tier.counters
     assert (counters.write_failed, counters.read_corrupt, counters.remove_failed) == (2, 1, 2), counters
+    assert counters.amend_failed == 3
     assert (tier.objects, tier.bytes_used) == (5, used)
     # Writable again, a second try succeeds.
     make_read_only("rw")

@@ -85,6 +85,18 @@ class Core:
         assert isinstance(replica, Replica)
         return self.end(session, replica)
 
+    def place(
+        self, session: Session, key: str, nbytes: int = PAGE, *, mode: PutMode = PutMode.PUT, **pins: object
+    ) -> Replica | None:
+        """A put whose bytes are here already, if it need not wait."""
+        plain = {"softpin": False, "softpin_ttl_ns": None, "hardpin": False, "scope": "cluster"}
+        put = Put(key=key, nbytes=nbytes, contract=contract_for(**plain | pins), mode=mode)
+        with self._audited():
+            replica = self.master.place(session, put, self.now)
+            if replica is not None:
+                self.master.publish_placed(replica, self.now)
+            return replica
+
     def get(self, session: Session, key: str, *, timeout: int = 100) -> Handle | Waiter:
         with self._audited():
             return self.master.acquire(session, key, self.now, self.now + timeout)

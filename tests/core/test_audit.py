@@ -209,6 +209,9 @@ DAMAGES = [
     do("a place for room that is nobody's", lambda s: s.w.for_room.update({98: s.reader})),
     swap_who_waits_for_room,
     forget_that_room_was_waited_for,
+    # index
+    do("a pin nobody knows of", lambda s: setattr(s.stashed, "pinned", True)),
+    do("an object that is not counted as unlisted", lambda s: setattr(s.o.index, "unlisted", 0)),
     # counters
     set_("o", "held", lambda _: Held(1, 1)),
     set_("t", "writing_nbytes", 1),

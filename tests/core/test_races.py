@@ -127,11 +127,24 @@ def test_a_put_of_the_dropped_key_begins_a_new_generation(full):
     assert replica.generation > old.generation
 
 
-def test_an_upsert_may_take_the_room_of_the_generation_it_replaces(full):
+def test_an_upsert_does_not_drop_the_generation_it_replaces(make_core):
+    """Should it fail, the old one is still there."""
+    core = make_core(2)
+    session = core.open()
+    old = core.store(session, "k", 2 * PAGE)
+    upsert = core.put(session, "k", 2 * PAGE, mode=PutMode.UPSERT)
+    core.tick()
+    assert core.master.next_deadline_ns(core.now) == upsert.deadline_ns
+    assert core.readable("k") is old
+    core.tick(later=100)
+    assert core.refusal_for(upsert).code is Code.NO_SPACE
+    assert core.readable("k") is old
+
+
+def test_an_upsert_drops_others_for_its_room(full):
     replica = full.put(full.session, "k0", mode=PutMode.UPSERT)
     assert isinstance(replica, Replica)
-    with full.refuses(Code.NOT_READY):
-        full.master.readable("k0")
+    assert full.readable("k0") is not None
     assert full.end(full.session, replica) is full.readable("k0")
 
 

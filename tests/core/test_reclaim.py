@@ -103,7 +103,8 @@ def test_a_put_takes_no_more_than_its_passes(make_core):
     assert replica.key == "new"
 
 
-def test_what_a_refused_put_has_dropped_goes_to_those_who_wait(make_core):
+@pytest.mark.parametrize("how", ["refused", "not placed"])
+def test_what_a_put_in_vain_has_dropped_goes_to_those_who_wait(make_core, how):
     """Found by random calls: they waited beside free room."""
     core = make_core(pages=32)
     a, b = core.open("a"), core.open("b")
@@ -111,8 +112,11 @@ def test_what_a_refused_put_has_dropped_goes_to_those_who_wait(make_core):
     core.release(a, other)
     waiting = core.put(b, "waiting")
     assert waiting.want is Want.ROOM
-    with core.refuses(Code.NO_SPACE):
-        core.put(b, "refused", 17 * PAGE, timeout=0)
+    if how == "refused":
+        with core.refuses(Code.NO_SPACE):
+            core.put(b, "refused", 17 * PAGE, timeout=0)
+    else:
+        assert core.place(b, "not placed", 17 * PAGE) is None
     assert core.replica_for(waiting).key == "waiting"
 
 

@@ -54,7 +54,7 @@ class Clients(Checked):
     # -- put -----------------------------------------------------------------------------------------------------
 
     @step(
-        weight=6, i=sessions, key=keys, size=sizes, mode=st.sampled_from(PutMode),
+        weight=4, i=sessions, key=keys, size=sizes, mode=st.sampled_from(PutMode),
         contract=st.sampled_from(CONTRACTS), timeout=st.none() | timeouts, contend=st.booleans(),
     )  # fmt: skip
     def put_start(self, i, key, size, mode, contract, timeout, contend):
@@ -105,10 +105,9 @@ class Clients(Checked):
         elif self.queue_full:
             assert answer is Code.NOT_READY
         else:
-            assert answer.want is want or not answer.open
-            self.entered(answer, "put", for_room=want is Want.ROOM)
+            self.entered(answer, "put", want)
 
-    @step(weight=2, i=sessions, key=keys, size=sizes, contract=st.sampled_from(CONTRACTS), acquire=st.booleans())
+    @step(weight=3, i=sessions, key=keys, size=sizes, contract=st.sampled_from(CONTRACTS), acquire=st.booleans())
     def store(self, i, key, size, contract, acquire):
         self.put_whole(i, key, self.setup.sizes[size], contract, acquire=acquire)
 
@@ -127,7 +126,15 @@ class Clients(Checked):
         units = max(n for n in range(1, self.setup.units + 1) if self.fits(n * self.unit))
         self.put_whole(i, FILL, max(1, units - leave) * self.unit, contract, acquire=acquire)
 
-    @step(weight=3, pick=picks, acquire=st.booleans())
+    @step(weight=3, i=sessions, contract=st.sampled_from(CONTRACTS), units=st.integers(1, 3))
+    def crowd(self, i, contract, units):
+        """Fill the pool with many objects, then ask for the room of several."""
+        for key in [*KEYS, FILL]:
+            if key not in self.shown and key not in self.written and self.fits(self.unit):
+                self.put_whole(i, key, self.unit, contract, acquire=False)
+        self.start(i, KEYS[units - 1], units * self.unit, PutMode.UPSERT, contract, 30)
+
+    @step(weight=4, pick=picks, acquire=st.booleans())
     def put_end(self, pick, acquire):
         if self.writers():
             self.end(self.writers()[pick % len(self.writers())], acquire=acquire)

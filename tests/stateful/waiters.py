@@ -15,7 +15,7 @@ class Waiting(msgspec.Struct, eq=False):
 
     waiter: Waiter
     want: str  # "read" | "presence" | "put"
-    for_room: bool  # what a put waited for when it came
+    first: Want  # what a put waited for when it came
 
 
 class Waiters(Promises):
@@ -25,9 +25,9 @@ class Waiters(Promises):
         super().__init__()
         self.waiting: list[Waiting] = []  # in order of arrival
 
-    def entered(self, answer, want, *, for_room=False):
+    def entered(self, answer, want, first=None):
         assert isinstance(answer, Waiter)
-        self.waiting.append(Waiting(answer, want, for_room))
+        self.waiting.append(Waiting(answer, want, first or answer.want))
 
     @property
     def queue_full(self):
@@ -124,11 +124,12 @@ class Waiters(Promises):
             if earlier.want != "put" or earlier.waiter.number > entry.waiter.number:
                 continue
             other = earlier.waiter.put
-            # One that waits for a load takes no room. Of slots one pass of reclaim may free too few for the first.
-            if other.nbytes != put.nbytes or other.nbytes < PAGE or earlier.waiter.want is Want.LOAD:
+            # One that waits for a load takes no room yet. Of slots one pass of reclaim may free too few for the first.
+            if other.nbytes != put.nbytes or other.nbytes < PAGE or earlier.first is Want.LOAD:
                 continue
             assert other.key != put.key, "a later put took the turn"
-            if earlier.for_room and entry.for_room and put.key not in self.freed_keys:
+            # Those of a key that has become free are looked at first.
+            if earlier.first is entry.first is Want.ROOM and put.key not in self.freed_keys | self.removed:
                 assert other.key in self.written, "a later put took the room"
 
     def check_still_waits(self, entry):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_client.faults import FaultTable
-from mooncake_node.tiers import POINTS, DirectoryTier, MemoryDisk, MemoryTier, Tier, TierIOError, TierMeta
+from mooncake_node.tiers import POINTS, DirectoryTier, MemoryDisk, MemoryTier, Tier, TierIOError, TierMeta, TierRecord
 from tests.support.patterns import pattern
 
 HANG_LIMIT_S = 60
@@ -127,7 +127,10 @@ class DirectoryKit:
 
     def files(self) -> list[Path]:
         return [
-            path for name in ("objects", "packs", "bad") for path in (self.root / name).rglob("*") if path.is_file()
+            path
+            for name in ("objects", "packs", "contracts", "bad")
+            for path in (self.root / name).rglob("*")
+            if path.is_file()
         ]
 
     def where(self, meta: TierMeta) -> tuple[Path, int]:
@@ -159,7 +162,7 @@ class DirectoryKit:
 
     @contextmanager
     def failing(self, what: str, code: int) -> Iterator[None]:
-        name = {"write": "TierAfterWrite", "read": "TierBeforeRead"}[what]
+        name = {"write": "TierAfterWrite", "read": "TierBeforeRead", "amend": "TierBeforeAmendRename"}[what]
         self.gate.inject(name, "return_error", code, times=1000)
         yield
         self.gate.inject(name, "reset")
@@ -250,6 +253,19 @@ async def opened(kit, *, audit: bool = True, **settings) -> AsyncIterator[Tier]:
             kit.audit()
     finally:
         await tier.close()
+
+
+async def reopened(kit) -> list[TierRecord]:
+    """What a new tier on the same place finds."""
+    kit.audit()
+    await kit.tier.close()
+    records = await kit.make().open()
+    kit.audit()
+    return records
+
+
+def keyed(records) -> dict:
+    return {record.identity: record for record in records}
 
 
 def skip_unless_direct(tier: DirectoryTier) -> None:

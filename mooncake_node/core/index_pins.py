@@ -1,0 +1,88 @@
+"""What readers by the shared index have pinned, as far as the core has to know.
+
+A reader pins without telling anybody. So the core asks when it matters: before memory is freed a replica is hidden, and
+then looked for among the pins. What is found pinned is kept, and marked, so that whoever lets go of it says so.
+"""
+
+from collections.abc import Sequence
+
+from mooncake_node.core.readers import Readers
+from mooncake_node.core.replica import Replica
+
+
+class IndexPins:
+    """Writes `pinned` of every replica, and what the index says."""
+
+    def __init__(self, readers: Readers) -> None:
+        self.readers = readers
+        # All and only the replicas that are `pinned`.
+        self.kept: dict[int, Replica] = {}
+        # Some of them have just been hidden and not been looked for yet, or a reader has let go of one.
+        self.sweep_due = False
+        # Of the objects readable by key, how many have no place in the index.
+        self.unlisted = 0
+
+    def publish(self, replica: Replica) -> None:
+        """*replica*, in memory, is readable by key from here on."""
+        self.readers.list(replica)
+        if replica.record < 0:
+            self.count_unlisted(1)
+
+    def withdraw(self, replica: Replica, *, is_cleared: bool = False) -> None:
+        """*replica* is no longer readable by key. Kept as pinned until `sweep` has looked, if somebody may have it."""
+        if replica.record < 0:
+            if not is_cleared:
+                self.count_unlisted(-1)
+        elif self.readers.hide(replica):
+            self._keep(replica)
+            self.sweep_due = True
+        else:
+            self.readers.unlist(replica)
+
+    def clear(self) -> None:
+        """Nothing is readable by key any more; `withdraw` follows for each."""
+        self.readers.hide_all()
+        self.unlisted = 0
+        self.readers.set_unlisted(0)
+
+    def take_out(self, replicas: Sequence[Replica]) -> list[Replica]:
+        """Take replicas out of the index that are to leave memory, but for those that are pinned; the ones taken out.
+
+        They are readable by key all the while, by request.
+        """
+        listed = [replica for replica in replicas if replica.record >= 0]
+        # Before they are hidden: whoever does not find them must know that this says nothing.
+        self.count_unlisted(len(listed))
+        asked = [replica for replica in listed if self.readers.hide(replica)]
+        pinned = self.readers.pinned(asked) if asked else set()
+        out: list[Replica] = []
+        for replica in replicas:
+            if replica.replica_id in pinned:
+                self.readers.show(replica, wanted=True)
+                self.count_unlisted(-1)
+                self._keep(replica)
+            else:
+                self.readers.unlist(replica)
+                out.append(replica)
+        return out
+
+    def sweep(self) -> list[Replica]:
+        """Look again for what is kept; those that nobody has pinned any more."""
+        self.sweep_due = False
+        kept = list(self.kept.values())
+        pinned = self.readers.pinned(kept) if kept else set()
+        free = [replica for replica in kept if replica.replica_id not in pinned]
+        for replica in free:
+            del self.kept[replica.replica_id]
+            replica.pinned = False
+        return free
+
+    def count_unlisted(self, change: int) -> None:
+        """So many more objects, or fewer, are readable by key and not in the index."""
+        if change:
+            self.unlisted += change
+            self.readers.set_unlisted(self.unlisted)
+
+    def _keep(self, replica: Replica) -> None:
+        replica.pinned = True
+        self.kept[replica.replica_id] = replica

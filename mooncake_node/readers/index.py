@@ -1,0 +1,166 @@
+"""The shared index as its only writer sees it."""
+
+import mmap
+import os
+from array import array
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from mooncake_client.index_layout import (
+    EMPTY,
+    FIRST,
+    HEADER_MOVES,
+    HEADER_UNLISTED,
+    HEADER_VERSION,
+    HEADER_WORDS,
+    ID_SHIFT,
+    KEY_NBYTES_MAX,
+    KIND_SHIFT,
+    RECORD_GENERATION,
+    RECORD_HASH,
+    RECORD_ID,
+    RECORD_KEY,
+    RECORD_KEY_BYTES,
+    RECORD_NBYTES,
+    RECORD_OFFSET,
+    RECORD_WANTED,
+    RECORD_WORDS,
+    REMOVED,
+    VERSION,
+    Shape,
+)
+from mooncake_node.core.replica import Replica
+
+_RECORDS_MIN, _RECORDS_MAX = 1 << 12, 1 << 20
+_POOL_NBYTES_PER_RECORD = 512
+
+
+def shape_for(pool_nbytes: int) -> Shape:
+    """An index for as many objects as such a pool may well hold; more go by request. Its pages are taken when used."""
+    records = max(_RECORDS_MIN, min(_RECORDS_MAX, pool_nbytes // _POOL_NBYTES_PER_RECORD))
+    slots = 1 << (2 * records - 1).bit_length()
+    return Shape(slots, records)
+
+
+def open_memory(name: str, nbytes: int) -> int:
+    """Memory without a name in any directory, zeroed; who is given a read-only descriptor cannot write to it."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.ftruncate(fd, nbytes)
+    os.fchmod(fd, 0o400)
+    return fd
+
+
+class Index:
+    """Publishes where replicas are. A record's fields change only while its id is 0 and nobody can have pinned it."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        write_fd = open_memory("mooncake-node-index", shape.nbytes)
+        try:
+            self._memory = mmap.mmap(write_fd, shape.nbytes)
+            self.control_fd = os.open(f"/proc/self/fd/{write_fd}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(write_fd)
+        self.accessed_fd = open_memory("mooncake-node-accessed", shape.records)
+        self._accessed = mmap.mmap(self.accessed_fd, shape.records)
+        self._bytes = memoryview(self._memory)
+        self._words = self._bytes.cast("Q")
+        self._words[HEADER_VERSION] = VERSION
+        self._mask = shape.slots - 1
+        self._records_at = shape.records_at
+        self._free: list[int] = []  # records that were used and are free again
+        self._used = 0  # records used so far
+        self._slot_of = array("I", [0]) * shape.records  # of each record in use
+
+    def close(self) -> None:
+        """Close the descriptors; the memory goes with the last mapping."""
+        os.close(self.control_fd)
+        os.close(self.accessed_fd)
+
+    def add(self, replica: Replica) -> int:
+        """Make *replica* readable by way of the index; its record, -1 if it has no room there."""
+        encoded = replica.key.encode()
+        if len(encoded) > KEY_NBYTES_MAX:
+            return -1
+        if self._free:
+            record = self._free.pop()
+        elif self._used < self.shape.records:
+            record = self._used
+            self._used += 1
+        else:
+            return -1
+        words = self._words
+        word = self._records_at + record * RECORD_WORDS
+        digest = xxh3_64_intdigest(encoded)
+        words[word + RECORD_HASH] = digest
+        words[word + RECORD_OFFSET] = replica.offset
+        words[word + RECORD_NBYTES] = replica.nbytes
+        words[word + RECORD_KEY] = len(encoded) | replica.kind << KIND_SHIFT
+        words[word + RECORD_WANTED] = 0
+        words[word + RECORD_GENERATION] = replica.generation
+        at = 8 * (word + RECORD_KEY_BYTES)
+        self._bytes[at : at + len(encoded)] = encoded
+        self._accessed[record] = 0
+        words[word + RECORD_ID] = self.id_of(replica, record)
+        slot, mask = digest & self._mask, self._mask
+        while words[HEADER_WORDS + slot] >= FIRST:
+            slot = (slot + 1) & mask
+        self._slot_of[record] = slot
+        words[HEADER_WORDS + slot] = digest >> 32 << 32 | record + FIRST
+        return record
+
+    def hide(self, record: int) -> None:
+        """Readable no more; whoever has pinned it will say when it lets go."""
+        word = self._records_at + record * RECORD_WORDS
+        self._words[word + RECORD_WANTED] = 1
+        self._words[word + RECORD_ID] = 0
+
+    def hide_all(self) -> None:
+        """Hide everything. Records stay taken until they are removed one by one."""
+        records = np.frombuffer(self._memory, np.uint64, offset=8 * self._records_at).reshape(-1, RECORD_WORDS)
+        records[: self._used, RECORD_WANTED] = 1
+        records[: self._used, RECORD_ID] = 0
+        np.frombuffer(self._memory, np.uint64, self.shape.slots, offset=8 * HEADER_WORDS)[:] = EMPTY
+
+    def show(self, replica: Replica, *, wanted: bool) -> None:
+        """Readable again, at the same place."""
+        word = self._records_at + replica.record * RECORD_WORDS
+        self._words[word + RECORD_WANTED] = wanted
+        self._words[word + RECORD_ID] = self.id_of(replica, replica.record)
+
+    def want(self, record: int, *, wanted: bool) -> None:
+        """Whether whoever lets go of it is to say so."""
+        self._words[self._records_at + record * RECORD_WORDS + RECORD_WANTED] = wanted
+
+    def remove(self, record: int) -> None:
+        """Free the record; it is hidden, and nobody has it pinned."""
+        words, mask, slot = self._words, self._mask, self._slot_of[record]
+        self._free.append(record)
+        if words[HEADER_WORDS + slot] & 0xFFFF_FFFF != record + FIRST:
+            return  # cleared meanwhile; the slot is free or another's
+        words[HEADER_WORDS + slot] = REMOVED
+        if words[HEADER_WORDS + ((slot + 1) & mask)] == EMPTY:
+            # Nobody's way leads over it any more.
+            while words[HEADER_WORDS + slot] == REMOVED:
+                words[HEADER_WORDS + slot] = EMPTY
+                slot = (slot - 1) & mask
+
+    def take_accessed(self, record: int) -> bool:
+        """Whether it was read since the last look."""
+        if not self._accessed[record]:
+            return False
+        self._accessed[record] = 0
+        return True
+
+    def set_unlisted(self, count: int) -> None:
+        """So many objects are readable that are not in here."""
+        words = self._words
+        if count < words[HEADER_UNLISTED]:
+            words[HEADER_MOVES] += 1
+        words[HEADER_UNLISTED] = count
+
+    @staticmethod
+    def id_of(replica: Replica, record: int) -> int:
+        """Never given twice, since a replica_id is not."""
+        return replica.replica_id << ID_SHIFT | record
