@@ -12,7 +12,7 @@ from mooncake_client.codes import Code
 from mooncake_client.errors import StoreError
 from mooncake_client.faults import FaultTable
 from mooncake_node.core.generations import GenerationClock
-from mooncake_node.core.jobs import Delete, Job, Load, Offload
+from mooncake_node.core.jobs import Amend, Delete, Job, Load, Offload
 from mooncake_node.core.master import Master
 from mooncake_node.core.refusal import Refusal
 from mooncake_node.core.replica import Contract, Replica
@@ -166,7 +166,7 @@ class Jobs:
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def start(self) -> "asyncio.Future[None] | None":
-        """Begin what the master asks for; a future of the deletions among it, None if there are none.
+        """Begin what the master asks for; a future of what is to be on disk before anybody is told, None if nothing is.
 
         In the order asked for: each job's first step runs before that of the next.
         """
@@ -177,7 +177,8 @@ class Jobs:
         jobs: list[Job] = master.jobs[:]
         master.jobs.clear()
         deleted = [job.replica for job in jobs if isinstance(job, Delete)]
-        deletion = self._run(self._delete(deleted)) if deleted else None
+        told_after = [self._run(self._delete(deleted))] if deleted else []
+        told_after += [self._run(self._amend(job.replica)) for job in jobs if isinstance(job, Amend)]
         together: list[Replica] = []
         for job in jobs:
             if isinstance(job, Load):
@@ -189,7 +190,9 @@ class Jobs:
                     self._run(self._write(master, [job.replica]), "write")
         if together:
             self._run(self._write(master, together), "write")
-        return deletion
+        if len(told_after) <= 1:
+            return told_after[0] if told_after else None
+        return asyncio.ensure_future(_all(told_after))
 
     async def remove_all(self) -> None:
         """Remove everything that lies in the tier or is being written there now."""
@@ -254,6 +257,12 @@ class Jobs:
                 else:
                     await asyncio.sleep(_DELETION_PAUSE_S)
 
+    async def _amend(self, replica: Replica) -> None:
+        try:
+            await self.tier.amend(self._meta(replica))
+        except TierError as error:
+            log.error("contract_not_amended", key=replica.key, error=str(error))  # noqa: TRY400  its message says it all
+
     async def _point(self, name: str) -> None:
         if self._faults.enabled and (seconds := self._faults.hit(name)):
             await asyncio.sleep(seconds)
@@ -282,6 +291,10 @@ class Jobs:
         if not task.cancelled():
             # A failed assertion must reach the loop's handler, which ends the process.
             task.result()
+
+
+async def _all(tasks: list[asyncio.Task[None]]) -> None:
+    await asyncio.wait(tasks)
 
 
 def _nothing() -> None:

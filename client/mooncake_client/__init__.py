@@ -7,7 +7,7 @@
 """
 
 from mooncake_client.aio import AsyncClient, AsyncWritableBuffer
-from mooncake_client.blocking import Client, WritableBuffer
+from mooncake_client.blocking import Client
 from mooncake_client.codes import Code
 from mooncake_client.errors import (
     DaemonGoneError,
@@ -23,6 +23,7 @@ from mooncake_client.errors import (
 )
 from mooncake_client.handle import BufferHandle
 from mooncake_client.results import Holder, ObjectInfo, PutInfo
+from mooncake_client.writable import WritableBuffer
 
 __all__ = [
     "AsyncClient",

@@ -170,7 +170,10 @@ class AsyncLink(asyncio.Protocol):
             return
         frames = [self._session.frame(notice) for notice in self._session.leftovers()]
         if self._session.idle:
-            frames.append(self._session.frame(wire.Goodbye(0, [])))
+            # Nothing can be pinned any more, and nothing was in between.
+            self.attachment.detach()
+            if self._session.idle:
+                frames.append(self._session.frame(wire.Goodbye(0, [])))
         with contextlib.suppress(OSError):
             self._last_sock.send(b"".join(frames), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 

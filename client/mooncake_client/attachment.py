@@ -58,7 +58,7 @@ class Attachment:
             self._leases = LeaseMaker(pool, self.session.let_go)
             if attached.welcome.index is not None:
                 index = SharedIndex(attached.welcome.index, index_fds, pool, self.session.tell_unpinned)
-                self.index = self.session.index = index
+                self.index, self.session.pin_row = index, index.row
         except BaseException:
             self.detach()
             attached.close()
@@ -121,9 +121,11 @@ class Attachment:
 
     def detach(self) -> None:
         """Let go of G as far as no view or copy under way needs it, so that a new daemon finds room for its pool."""
-        index, self.index = self.index, None
+        index = self.index
         if index is not None:
-            index.closing = True
+            # Before it is gone from here: another thread that finds it gone takes it for closed, and may say goodbye.
+            index.row.closing = True
+        self.index = None
         self._leases = None
         self._window = None
         self._drafts = None

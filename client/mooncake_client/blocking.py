@@ -21,59 +21,14 @@ from mooncake_client.calls import ClientSettings, ask_admin, copy_into
 from mooncake_client.codec import Encoded, raw
 from mooncake_client.errors import DaemonGoneError, StoreError
 from mooncake_client.faults import CLIENT_FAULTS
-from mooncake_client.handle import BufferHandle, Draft
+from mooncake_client.handle import BufferHandle
 from mooncake_client.handshake import attach
 from mooncake_client.link import Link
 from mooncake_client.operations import Got, Operation, Work
 from mooncake_client.results import Holder, ObjectInfo, PutInfo
+from mooncake_client.writable import WritableBuffer
 
 T = TypeVar("T")
-
-
-class WritableBuffer(Draft):
-    """Room in G to fill in place: write through `view`, then `publish`; as a context manager it does so at its end.
-
-    An exception inside the `with` block, or dropping the buffer, gives the room up.
-    """
-
-    __slots__ = ("_client", "_link")
-
-    def __init__(self, client: "Client", link: Link, *draft: Any) -> None:
-        super().__init__(*draft)
-        self._client = client
-        self._link = link
-
-    def publish(self) -> PutInfo:
-        """Make the object readable by everyone; copies nothing.
-
-        BufferError, and the buffer stays open, while anything derived from `view` is alive: it could still store.
-        """
-        writable = self._end_writing()
-        try:
-            info = self._client.run_on(
-                self._link, operations.publish(self.key, self._replica_id), self._client.settings.timeout_s
-            )
-            # Until here the view's death gives the room back; behind an end that went out that does nothing.
-            self._link.attachment.session.drafts.pop(self._replica_id, None)
-            return info
-        finally:
-            self._writable = None
-            del writable
-
-    def abort(self) -> None:
-        """Give the room up; it goes back when nothing derived from `view` is alive. A second call does nothing."""
-        super().abort()
-        self._link.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, exc_type: object, *_exc: object) -> None:
-        if self.open:
-            if exc_type is None:
-                self.publish()
-            else:
-                self.abort()
 
 
 class Client:
@@ -198,7 +153,7 @@ class Client:
         """
         link = self._attached()
         index = link.attachment.index
-        # As `_get` does it. By far the most frequent way of all, so it spares itself what says who has what.
+        # As `_get` does it, but for what says who has what.
         if index is not None and timeout is None and (found := index.view(key)) is not None:
             return self.settings.codec.decode(found[1].kind, found[0], copy=copy, type=type)
         got = self._get(link, key, timeout)
@@ -206,7 +161,15 @@ class Client:
 
     def get_many(self, keys: Iterable[str]) -> list[Any]:
         """The objects of *keys* in order; a StoreError in the place of each that cannot be had."""
-        return self.settings.decode_each(self._run(None, operations.get_many, check_keys(keys)))
+        link = self._attached()
+        checked = check_keys(keys)
+        views = operations.views_at_once(link.attachment, checked)
+        if views is not None:
+            return self.settings.decode_views(views)
+        deadline = Deadline(self.settings.timeout_s)
+        return self.settings.decode_each(
+            self._drive(link, operations.get_many(link.attachment, deadline, checked), deadline)
+        )
 
     def get_buffer(self, key: str, *, timeout: float | None = None) -> BufferHandle:
         """A handle over the stored bytes themselves. Raises as `get`."""
@@ -228,6 +191,10 @@ class Client:
 
     def exists(self, key: str) -> bool:
         """Whether *key* is readable now. A hint: takes no reference and does not count as a use."""
+        link = self._attached()
+        index = link.attachment.index
+        if index is not None and (flag := index.contains(key)) is not None:
+            return flag
         return self.exists_many([key])[0]
 
     def exists_many(self, keys: Iterable[str]) -> list[bool]:

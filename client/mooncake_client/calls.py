@@ -2,19 +2,20 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mooncake_client import wire
 from mooncake_client.arguments import check_key, check_timeout
-from mooncake_client.codec import Codec, Encoded
+from mooncake_client.codec import Codec, Encoded, Kind
 from mooncake_client.copying import copy_to, writable_bytes
 from mooncake_client.errors import DaemonGoneError, InvalidArgumentError, StoreError
 from mooncake_client.framing import pack
 from mooncake_client.handshake import attach, receive_reply
 from mooncake_client.operations import Got
 from mooncake_client.paths import default_socket_path
+from mooncake_client.shared_index import Entry
 
 
 class ClientSettings:
@@ -64,16 +65,20 @@ class ClientSettings:
 
     def decode_each(self, found: list[Got | StoreError]) -> list[Any]:
         """Objects and errors, item by item; an object that cannot be decoded is an error of its own."""
-        objects: list[Any] = []
-        for got in found:
-            if isinstance(got, StoreError):
-                objects.append(got)
-            else:
-                try:
-                    objects.append(self.decode(got, copy=False))
-                except StoreError as error:
-                    objects.append(error)
-        return objects
+        return [
+            got if isinstance(got, StoreError) else self._decode_or_error(got.grant.kind, got.view) for got in found
+        ]
+
+    def decode_views(self, found: Iterable[tuple[memoryview, Entry]]) -> list[Any]:
+        """As `decode_each`, for what the index gave."""
+        decode = self._decode_or_error
+        return [view if entry.kind == Kind.RAW else decode(entry.kind, view) for view, entry in found]
+
+    def _decode_or_error(self, kind: int, view: memoryview) -> Any:
+        try:
+            return self.codec.decode(kind, view)
+        except StoreError as error:
+            return error
 
 
 def copy_into(got: Got, buffer: object) -> int:

@@ -1,7 +1,7 @@
 """How the shared index and the pin rows lie in memory: the contract between the daemon, which writes, and its clients.
 
 Control segment, read-only for clients: a header of one page, `slots` words of a hash table with linear probing, and
-`records` records of 128 bytes. A slot's word: 0 empty, 1 removed, else the upper half of the key's hash and, in the
+`records` records of 128 bytes. A slot's word: 0 empty, else the upper half of the key's hash and, in the
 lower half, the record's number + 2. `docs/FASTPATH.md` says why it is right.
 """
 
@@ -30,7 +30,7 @@ KIND_SHIFT = 16
 ID_SHIFT = 24
 RECORDS_MAX = 1 << ID_SHIFT
 
-EMPTY, REMOVED, FIRST = 0, 1, 2  # words of a slot
+EMPTY, FIRST = 0, 2  # words of a slot
 
 # A pin row: one client's, which alone writes it.
 ROW_WORDS = 4096

@@ -242,16 +242,18 @@ class Link:
     def lose(self) -> None:
         """The connection is no more: end all calls under way, let go of G where no view needs it."""
         self.lost = True
+        # First: what is pinned once the daemon has seen the end of the connection would not be protected.
+        self.attachment.detach()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._session.lose(self._gone)
-        self.attachment.detach()
         self._wake_housekeeper()
 
     def close(self) -> None:
         """No more calls. The connection itself ends when the last view of G has died: the daemon must hear of it."""
-        self._closing = True
+        # In this order: the housekeeper says goodbye when it is closing and idle, and nothing may be pinned after that.
         self.attachment.detach()
+        self._closing = True
         self._wake_housekeeper()
         held = self._session.holds or self._cut_off
         if not held and threading.current_thread() is not self._housekeeper:

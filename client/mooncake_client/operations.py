@@ -17,6 +17,7 @@ from mooncake_client.codec import Encoded
 from mooncake_client.errors import StoreError, error_for
 from mooncake_client.faults import CLIENT_FAULTS
 from mooncake_client.results import PutInfo, put_info
+from mooncake_client.shared_index import Entry
 from mooncake_client.views import WritableView
 
 T = TypeVar("T")
@@ -299,6 +300,15 @@ def found_at_once(attachment: Attachment, key: str) -> Got | None:
         return None
     view, entry = found
     return Got(index.grant(entry), view)
+
+
+def views_at_once(attachment: Attachment, keys: Sequence[str]) -> list[tuple[memoryview, Entry]] | None:
+    """As `found_at_once` for many; None unless all are found."""
+    index = attachment.index
+    if index is None:
+        return None
+    found = [got for key in keys if (got := index.view(key)) is not None]
+    return found if len(found) == len(keys) else None
 
 
 def acquire_one(deadline: Deadline, key: str) -> wire.Acquire:

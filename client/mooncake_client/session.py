@@ -14,7 +14,7 @@ import msgspec
 from mooncake_client import wire
 from mooncake_client.errors import DaemonGoneError, StoreError, error_for
 from mooncake_client.framing import Unpacker, pack
-from mooncake_client.shared_index import SharedIndex
+from mooncake_client.pin_row import PinRow
 
 # Handles carried by one message; more wait for the next one.
 RELEASED_MAX = 65_536
@@ -51,8 +51,8 @@ class Session:
         self.writing: dict[int, object] = {}
         # Reservations given up and not yet told to the daemon.
         self.given_up: deque[int] = deque()
-        # Objects pinned in the shared index, if there is one.
-        self.index: SharedIndex | None = None
+        # What is pinned by way of the shared index, if there is one.
+        self.pin_row: PinRow | None = None
         # The daemon is to be told that something was unpinned.
         self.unpinned = False
         # What the daemon said when it gave this connection up.
@@ -178,7 +178,7 @@ class Session:
     @property
     def holds(self) -> bool:
         """Something of G can be reached through this connection."""
-        return bool(self.live or self.drafts or self.writing) or (self.index is not None and self.index.in_use)
+        return bool(self.live or self.drafts or self.writing) or (self.pin_row is not None and self.pin_row.in_use)
 
     @property
     def idle(self) -> bool:

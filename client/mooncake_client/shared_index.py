@@ -7,7 +7,6 @@ whatever reason, is None here, and goes by request.
 
 import ctypes
 import mmap
-import threading
 from collections.abc import Callable
 from itertools import count
 from typing import Any, NamedTuple
@@ -32,18 +31,13 @@ from mooncake_client.index_layout import (
     RECORD_OFFSET,
     RECORD_WANTED,
     RECORD_WORDS,
-    ROW_HITS,
-    ROW_LIMIT,
-    ROW_NBYTES,
-    ROW_PINS,
-    ROW_PINS_MAX,
     Shape,
 )
 from mooncake_client.mapping import Mapping
+from mooncake_client.pin_row import PinRow
 
 # Keys whose place is remembered.
 _CACHED_MAX = 65_536
-_PINS_STEP = 64
 # Handle ids of pins; the daemon's own begin at 1.
 _HANDLE_IDS_FROM = 1 << 62
 
@@ -66,30 +60,21 @@ class SharedIndex:
     def __init__(self, shape: Shape, descriptors: list[int], pool: Mapping, tell: Callable[[], None]) -> None:
         """*descriptors*: control, accessed bytes, row; they stay the caller's. *tell*: somebody waits for a pin."""
         control_fd, accessed_fd, row_fd = descriptors
-        self._control = Mapping(control_fd, shape.nbytes, writable=False)
-        # Unmapped by the last reference: they are exported to the views below.
+        # Unmapped by the last reference, since they are exported to the views below, and not by a finalizer: in garbage
+        # with a cycle the root of a view may have to look there after that has run.
+        control = mmap.mmap(control_fd, shape.nbytes, prot=mmap.PROT_READ)
+        control.madvise(mmap.MADV_DONTDUMP)
         self._accessed = memoryview(mmap.mmap(accessed_fd, shape.records))
-        self._row = memoryview(mmap.mmap(row_fd, ROW_NBYTES)).cast("Q")
-        raw = memoryview((ctypes.c_char * shape.nbytes).from_address(self._control.address)).cast("B").toreadonly()
-        self._bytes = raw
-        self._words = raw.cast("Q")
+        self.row = PinRow(row_fd)
+        self._bytes = memoryview(control)
+        self._words = self._bytes.cast("Q")
         self._mask = shape.slots - 1
         self._records_at = shape.records_at
         self._cache: dict[str, Entry] = {}
-        # Pin words that are 0 and nobody's.
-        self._free: list[int] = []
-        self._pins = 0  # how many there are, free or not
-        self._growing = threading.Lock()
         self._handle_ids = count(_HANDLE_IDS_FROM)
-        # Set once nobody may come any more: from then on each unpin tells, so that the last one is heard of.
-        self.closing = False
         self._address = pool.address
-        self._root = _root_type(self, pool, tell).from_address
-
-    @property
-    def in_use(self) -> bool:
-        """Something is pinned."""
-        return len(self._free) < self._pins
+        self._pool = pool
+        self._root = _root_type(pool.nbytes, self.row, tell).from_address
 
     def view(self, key: str) -> tuple[memoryview, Entry] | None:
         """A read-only view of the object's bytes, which stay as they are until the last thing made of it dies."""
@@ -116,6 +101,8 @@ class SharedIndex:
 
     def contains(self, key: str) -> bool | None:
         """Whether *key* is readable; None: that is not known here. Takes no pin and does not count as a use."""
+        if type(key) is not str or not 0 < len(key) <= KEY_NBYTES_MAX or not key.isascii():
+            return None
         words = self._words
         entry = self._cache.get(key)
         if entry is not None and words[entry.word] == entry.id:
@@ -136,40 +123,32 @@ class SharedIndex:
             entry = self._find(key)
         return None if entry is None else entry.end - entry.offset
 
+    def is_wanted(self, word: int) -> bool:
+        """Whether the daemon is to hear of an unpin of that record."""
+        return self._words[word + RECORD_WANTED] != 0
+
     def _pin(self, entry: Entry) -> memoryview | None:
+        row = self.row
         try:
-            pin = self._free.pop()
+            pin = row.free.pop()
         except IndexError:
-            pin = self._grow()
+            pin = row.more()
             if pin == 0:
                 return None
         # Before the pin is set: whatever interrupts us from here on, the root's death clears it.
         root = self._root(self._address)
+        root.index = self
         root.pin = pin
         root.word = entry.word
-        self._row[pin] = entry.id
+        row.words[pin] = entry.id
         # Nobody may come any more once the daemon may have been told that nothing is pinned.
-        if self._words[entry.word] != entry.id or self.closing:
+        if self._words[entry.word] != entry.id or row.closing:
             return None
         accessed = self._accessed
         if not accessed[entry.record]:
             accessed[entry.record] = 1
-        self._row[ROW_HITS] += 1  # may miss one now and then between threads: it is a statistic
+        row.count_hits(1)
         return memoryview(root).cast("B")[entry.offset : entry.end].toreadonly()
-
-    def _grow(self) -> int:
-        """More pin words; one of them for the caller, 0 if there are no more."""
-        with self._growing:
-            first, end = self._pins, min(self._pins + _PINS_STEP, ROW_PINS_MAX)
-            if first < end:
-                # The daemon looks at so many: known before any of them is used.
-                self._row[ROW_LIMIT] = end
-                self._pins = end
-                self._free.extend(range(ROW_PINS + first, ROW_PINS + end))
-        try:
-            return self._free.pop()
-        except IndexError:
-            return 0
 
     def _find(self, key: str) -> Entry | None:
         try:
@@ -213,19 +192,21 @@ class SharedIndex:
         return Entry(found, word, record, offset, offset + nbytes, described >> KIND_SHIFT, generation)
 
 
-def _root_type(index: SharedIndex, pool: Mapping, tell: Callable[[], None]) -> type[Any]:
-    """The type of the roots of one client's pinned views; as in `views`."""
-    row, words, free = index._row, index._words, index._free  # noqa: SLF001  one room
+def _root_type(pool_nbytes: int, row: PinRow, tell: Callable[[], None]) -> type[Any]:
+    """The type of the roots of one client's pinned views; as in `views`.
+
+    Refers to neither pool nor index: a type is not freed at once when its last reference goes.
+    """
+    pins, free = row.words, row.free
     state, fork_count = fork.STATE, fork.STATE.count
 
-    class Pinned(ctypes.c_char * pool.nbytes):  # type: ignore[misc]  # the length is known at run time only
+    class Pinned(ctypes.c_char * pool_nbytes):  # type: ignore[misc]  # the length is known at run time only
         """One pin on a replica."""
 
-        __slots__ = ("pin", "word")
+        __slots__ = ("index", "pin", "word")
+        index: SharedIndex  # keeps the pool mapped
         pin: int
         word: int
-        # Both must outlive every view.
-        keeps = (pool, index)
 
         def __del__(self) -> None:
             try:
@@ -233,17 +214,17 @@ def _root_type(index: SharedIndex, pool: Mapping, tell: Callable[[], None]) -> t
                 if state.count == fork_count:
                     pin = self.pin
                     # Cleared before it can be taken again.
-                    row[pin] = 0
+                    pins[pin] = 0
                     self.pin = 0
                     free.append(pin)
-                    if words[self.word + RECORD_WANTED] or index.closing:
+                    if self.index.is_wanted(self.word) or row.closing:
                         tell()
             except AttributeError:
                 pass  # interrupted while it was made: the pin word was not set
             except BaseException:
                 # A KeyboardInterrupt: Python drops it here, which must not leave the pin. Its word may be lost.
                 if self.pin:
-                    row[self.pin] = 0
+                    pins[self.pin] = 0
                 tell()
                 raise
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from mooncake_client import Client
-from mooncake_node.bench import bandwidth, latency, leases, memory, tight
+from mooncake_node.bench import bandwidth, index, latency, leases, memory, tight
 from mooncake_node.bench.measure import Result, judge
 from mooncake_node.local import LocalNode
 
@@ -41,7 +41,7 @@ class Report(msgspec.Struct, frozen=True):
 Say = Callable[[str], None]
 
 
-PARTS = ("latency", "bandwidth", "memory", "tight", "reclaim")
+PARTS = ("latency", "index", "bandwidth", "memory", "tight", "reclaim")
 
 
 def run(say: Say, parts: Sequence[str] = PARTS, *, quick: bool) -> Report:
@@ -59,7 +59,7 @@ def run(say: Say, parts: Sequence[str] = PARTS, *, quick: bool) -> Report:
 
 
 def _measure(say: Say, parts: Sequence[str], daemon_cpu: int, *, quick: bool) -> Iterator[Result]:
-    if {"latency", "bandwidth", "memory"} & set(parts):
+    if {"latency", "index", "bandwidth", "memory"} & set(parts):
         yield from _measure_on_large_node(say, parts, daemon_cpu, quick=quick)
     if "memory" in parts:
         say("memory: the daemon with many small objects")
@@ -91,7 +91,10 @@ def _measure_on_large_node(say: Say, parts: Sequence[str], daemon_cpu: int, *, q
         with Client(node.socket, name="bench") as client:
             if "latency" in parts:
                 say("latency: gets, puts and batches against a bare ping-pong")
-                yield from latency.measure(client, node.directory, daemon_cpu, quick=quick)
+                yield from latency.measure(client, node.socket, node.directory, daemon_cpu, quick=quick)
+            if "index" in parts:
+                say("index: gets that need no request")
+                yield from index.measure(node.socket, [*os.sched_getaffinity(0), daemon_cpu], quick=quick)
             if "bandwidth" in parts:
                 say("bandwidth: puts of 256 MiB against memcpy")
                 yield from bandwidth.measure_again(client, quick=quick)

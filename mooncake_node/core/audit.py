@@ -8,6 +8,9 @@ from mooncake_node.core.replica import Rank, Replica, ReplicaState, Shelf
 from mooncake_node.core.space import footprint
 from mooncake_node.core.waiting import PUTS_RETRIED_MAX, PutMode, Want
 
+# Readers by the index never see these; a stashed one keeps its record as long as it may be pinned.
+_UNLISTED = (ReplicaState.WRITING, ReplicaState.DOOMED, ReplicaState.QUARANTINED, ReplicaState.ON_DISK)
+
 
 def check_invariants(master: Master) -> None:
     """Assert that tables, counters, room and waiters agree with each other."""
@@ -50,7 +53,7 @@ def _check_states(master: Master) -> None:
 
 
 def _is_kept(master: Master, replica: Replica) -> bool:
-    return replica.refs > 0 or replica.transfers > 0 or master.objects.leases.runs_on(replica)
+    return replica.refs > 0 or replica.transfers > 0 or replica.pinned or master.objects.leases.runs_on(replica)
 
 
 def _check_room(master: Master) -> None:
@@ -80,6 +83,7 @@ def _check_lists(master: Master) -> None:
             listed.append(replica)
             assert replica.state is ReplicaState.COMPLETE
             assert replica.refs == replica.transfers == 0, "a victim that is read"
+            assert not replica.pinned, "a victim that is pinned"
             assert not replica.contract.hardpin
             if replica.copy is not None:
                 assert replica.rank is Rank.CLEAN
@@ -124,6 +128,9 @@ def _in_memory(master: Master) -> list[Replica]:
 
 def _check_index(master: Master) -> None:
     index = master.objects.index
+    for replica in master.table.all_replicas():
+        if replica.state in _UNLISTED:
+            assert replica.record < 0, "in the index without being readable in memory"
     pinned = {replica.replica_id: replica for replica in master.table.all_replicas() if replica.pinned}
     assert index.kept == pinned
     assert index.unlisted == sum(replica.record < 0 for replica in master.table.current.values())

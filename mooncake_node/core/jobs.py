@@ -30,4 +30,13 @@ class Delete(msgspec.Struct, frozen=True, eq=False):
     replica: Replica  # names key and generation
 
 
-Job = Offload | Load | Delete
+class Amend(msgspec.Struct, frozen=True, eq=False):
+    """The contract of *replica* has changed: change it on disk too. Nothing is waited for.
+
+    Whoever changed it must be told after this is done.
+    """
+
+    replica: Replica
+
+
+Job = Offload | Load | Delete | Amend

@@ -114,8 +114,7 @@ class Lists:
                     break
                 examined += 1
                 # Second chance; but the last look of a pass that has found nothing takes what it sees.
-                used = self._readers.take_accessed(replica) or replica.accessed
-                if used and (victims or examined < EXAMINED_MAX):
+                if self.was_used(replica) and (victims or examined < EXAMINED_MAX):
                     replica.accessed = False
                     del pair.inactive[replica.replica_id]
                     replica.shelf = Shelf.ACTIVE
@@ -128,6 +127,12 @@ class Lists:
                 pair.age()
         self.count_pass(examined, len(victims))
         return victims
+
+    def was_used(self, replica: Replica) -> bool:
+        """Whether *replica* was used since it last was given a second chance."""
+        if self._readers.take_accessed(replica):
+            replica.accessed = True
+        return replica.accessed
 
     def _is_spare(self, replica: Replica, ranks: Sequence[Rank], stock_nbytes: int) -> bool:
         """Whether *replica* may be lost for a stock of free bytes that nobody has asked for.

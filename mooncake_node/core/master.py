@@ -12,7 +12,7 @@ from mooncake_node.core.admission import Admission
 from mooncake_node.core.config import MasterConfig
 from mooncake_node.core.disk import Disk
 from mooncake_node.core.generations import GenerationClock
-from mooncake_node.core.jobs import Job
+from mooncake_node.core.jobs import Amend, Job
 from mooncake_node.core.objects import Objects
 from mooncake_node.core.readers import NoReaders, Readers
 from mooncake_node.core.reclaim import Reclaim
@@ -62,6 +62,10 @@ class Master:
         session = Session(self._last_session_id, name, pid, readonly=readonly)
         self.sessions[session.session_id] = session
         return session
+
+    def holds(self, session: Session) -> bool:
+        """Whether the client may still read or write memory that was given to it."""
+        return bool(session.handles or session.reservations) or self.objects.index.readers.has_pins(session.session_id)
 
     def end_session(self, session: Session, now_ns: int) -> None:
         """The client is dead or has let go of everything: give back all it held. A second call does nothing."""
@@ -237,13 +241,18 @@ class Master:
         """Give a readable object a soft pin from now on (None: until removed; 0: none), replacing the one it has."""
         replica = self.readable(key)
         self.pins.pin(replica, ttl_ns, now_ns)
-        self.objects.contract_changed(replica)
+        self._amend(replica)
 
     def unpin(self, key: str) -> None:
         """End the soft pin of a readable object."""
         replica = self.readable(key)
         self.pins.unpin(replica)
+        self._amend(replica)
+
+    def _amend(self, replica: Replica) -> None:
         self.objects.contract_changed(replica)
+        if replica.copy is not None or replica.transfers:
+            self.jobs.append(Amend(replica))
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 

@@ -94,9 +94,14 @@ class Objects:
 
     def _published(self, replica: Replica, replaced: Replica | None, now_ns: int) -> None:
         self.pins.start(replica, now_ns)
-        if replaced is not None:
+        if replaced is None:
+            self.index.publish(replica)
+        else:
+            # In between neither is in the index: whoever looks there meanwhile must know that this says nothing.
+            self.index.count_unlisted(1)
             self.retire(replaced, now_ns)
-        self.index.publish(replica)
+            self.index.publish(replica)
+            self.index.count_unlisted(-1)
         self._shelve(replica, now_ns)
 
     def abandon(self, replica: Replica) -> None:

@@ -52,6 +52,10 @@ class Readers(Protocol):
         """That session has nothing pinned any more; True if it could have."""
         ...
 
+    def has_pins(self, session_id: int) -> bool:
+        """Whether that session has anything pinned now."""
+        ...
+
     def holders(self, replica: Replica) -> dict[int, int]:
         """Session id → pins on it."""
         ...
@@ -107,6 +111,10 @@ class NoReaders:
         """See Readers."""
 
     def close_row(self, _session_id: int) -> bool:
+        """See Readers."""
+        return False
+
+    def has_pins(self, _session_id: int) -> bool:
         """See Readers."""
         return False
 

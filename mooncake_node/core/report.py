@@ -1,5 +1,6 @@
 """What the local master shows: statistics, objects, and who holds them. Reads only."""
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
@@ -47,6 +48,8 @@ def room_report(objects: Objects, sessions: Iterable[Session], now_ns: int) -> s
         f"{len(table.stash)} removed but still read ({table.stash_nbytes} bytes)",
         f"{len(table.doomed)} given up but not yet let go by their writers ({table.doomed_nbytes} bytes)",
     ]
+    if objects.index.kept:
+        facts.append(f"{len(objects.index.kept)} replicas pinned by way of the index{_pinned_by(objects, sessions)}")
     if objects.leases.count:
         facts.append(f"{objects.leases.count} leases of remote readers")
     if objects.pins.hard_nbytes:
@@ -75,6 +78,19 @@ def _held_by(sessions: Iterable[Session], now_ns: int) -> str:
         age_s = (now_ns - since_ns) / 1e9
         named.append(f"{name[0]!r} ({nbytes} bytes) by {session.name} (pid {session.pid}) for {age_s:.1f} s")
     return f": {', '.join(named)}{', ...' if len(held) > _NAMED_MAX else ''}" if named else ""
+
+
+def _pinned_by(objects: Objects, sessions: Iterable[Session]) -> str:
+    """The largest of those that are known to be pinned in the shared index, and by whom."""
+    largest = heapq.nlargest(_NAMED_MAX, islice(objects.index.kept.values(), _HANDLES_MAX), key=lambda r: r.nbytes)
+    names = {session.session_id: f"{session.name} (pid {session.pid})" for session in islice(sessions, _SESSIONS_MAX)}
+    named = []
+    for replica in largest:
+        found = objects.index.readers.holders(replica)
+        pinners = [names[session_id] for session_id in islice(found, _NAMED_MAX) if session_id in names]
+        if pinners:
+            named.append(f"{replica.key!r} ({replica.nbytes} bytes) by {' and '.join(pinners)}")
+    return f": {', '.join(named)}" if named else ""
 
 
 def holders(master: "Master", key: str) -> list[HolderReport]:

@@ -130,7 +130,11 @@ class Windows:
         if not looks.take(len(victims)) or not all(self._may_go(victim, ranks) for victim in victims):
             return None
         looks.examined += len(victims)
-        return Piece(start, ngranules, victims, sum(map(_cost, victims)))
+        return Piece(start, ngranules, victims, sum(map(self._cost, victims)))
+
+    def _cost(self, replica: Replica) -> int:
+        weight = _PINNED_COST if replica.rank is Rank.PINNED else 1
+        return replica.nbytes * weight * (_ACCESSED_COST if self._objects.lists.was_used(replica) else 1)
 
     def _may_go(self, replica: Replica, ranks: Sequence[Rank]) -> bool:
         return replica.rank in ranks and replica in self._objects.lists
@@ -207,11 +211,6 @@ def _is_under_way(piece: Piece) -> bool:
     """Whether all that is left of its victims is being written to disk."""
     left = [victim.state for victim in piece.victims if victim.state not in (ReplicaState.ON_DISK, ReplicaState.GONE)]
     return bool(left) and all(state is ReplicaState.ISOLATED for state in left)
-
-
-def _cost(replica: Replica) -> int:
-    weight = _PINNED_COST if replica.rank is Rank.PINNED else 1
-    return replica.nbytes * weight * (_ACCESSED_COST if replica.accessed else 1)
 
 
 def _per_granule(piece: Piece) -> float:

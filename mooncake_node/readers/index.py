@@ -1,5 +1,6 @@
 """The shared index as its only writer sees it."""
 
+import fcntl
 import mmap
 import os
 from array import array
@@ -26,7 +27,6 @@ from mooncake_client.index_layout import (
     RECORD_OFFSET,
     RECORD_WANTED,
     RECORD_WORDS,
-    REMOVED,
     VERSION,
     Shape,
 )
@@ -44,15 +44,23 @@ def shape_for(pool_nbytes: int) -> Shape:
 
 
 def open_memory(name: str, nbytes: int) -> int:
-    """Memory without a name in any directory, zeroed; who is given a read-only descriptor cannot write to it."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    """Memory without a name in any directory, zeroed; who is given a read-only descriptor cannot write to it.
+
+    Its length is sealed: a client that cut it off would take the daemon with it.
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, nbytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     os.fchmod(fd, 0o400)
     return fd
 
 
 class Index:
-    """Publishes where replicas are. A record's fields change only while its id is 0 and nobody can have pinned it."""
+    """Publishes where replicas are. A record's fields change only while its id is 0 and nobody can have pinned it.
+
+    The slots of records that are gone are closed up at once. Marking them instead (tombstones) leaves, in a full index
+    that lives long, hardly an empty one, and whoever looks for what is not there would look at them all.
+    """
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -104,7 +112,7 @@ class Index:
         self._accessed[record] = 0
         words[word + RECORD_ID] = self.id_of(replica, record)
         slot, mask = digest & self._mask, self._mask
-        while words[HEADER_WORDS + slot] >= FIRST:
+        while words[HEADER_WORDS + slot] != EMPTY:
             slot = (slot + 1) & mask
         self._slot_of[record] = slot
         words[HEADER_WORDS + slot] = digest >> 32 << 32 | record + FIRST
@@ -139,12 +147,26 @@ class Index:
         self._free.append(record)
         if words[HEADER_WORDS + slot] & 0xFFFF_FFFF != record + FIRST:
             return  # cleared meanwhile; the slot is free or another's
-        words[HEADER_WORDS + slot] = REMOVED
         if words[HEADER_WORDS + ((slot + 1) & mask)] == EMPTY:
-            # Nobody's way leads over it any more.
-            while words[HEADER_WORDS + slot] == REMOVED:
-                words[HEADER_WORDS + slot] = EMPTY
-                slot = (slot - 1) & mask
+            words[HEADER_WORDS + slot] = EMPTY
+            return
+        # A reader may look behind a word and then before it, and not find it: one unlisted, as far as readers know.
+        unlisted = words[HEADER_UNLISTED]
+        self.set_unlisted(unlisted + 1)
+        self._close_up(slot)
+        self.set_unlisted(unlisted)
+
+    def _close_up(self, hole: int) -> None:
+        """Empty a slot. Those behind it move up, as far as a way from their own slot led over it."""
+        words, mask, slot = self._words, self._mask, hole
+        while (found := words[HEADER_WORDS + (slot := (slot + 1) & mask)]) != EMPTY:
+            record = (found & 0xFFFF_FFFF) - FIRST
+            home = words[self._records_at + record * RECORD_WORDS + RECORD_HASH] & mask
+            if (slot - home) & mask >= (slot - hole) & mask:
+                words[HEADER_WORDS + hole] = found
+                self._slot_of[record] = hole
+                hole = slot
+        words[HEADER_WORDS + hole] = EMPTY
 
     def take_accessed(self, record: int) -> bool:
         """Whether it was read since the last look."""

@@ -10,6 +10,9 @@ import numpy.typing as npt
 from mooncake_client.index_layout import ROW_HITS, ROW_LIMIT, ROW_NBYTES, ROW_PINS, ROW_PINS_MAX
 from mooncake_node.readers.index import open_memory
 
+# More than any client can have; sums of it fit in 64 bits.
+_HITS_MAX = 1 << 40
+
 Words = npt.NDArray[np.uint64]
 
 
@@ -36,8 +39,13 @@ class Rows:
         row = self._rows.pop(session_id, None)
         if row is None:
             return False
-        self._hits_of_closed += int(row[ROW_HITS])
+        self._hits_of_closed += self._hits_of(row)
         return True
+
+    def has_pins(self, session_id: int) -> bool:
+        """Whether anything is pinned in that session's row."""
+        row = self._rows.get(session_id)
+        return row is not None and bool(self._used(row).any())
 
     def pinned(self, ids: Iterable[int]) -> set[int]:
         """Which of *ids* are pinned in any row."""
@@ -71,10 +79,15 @@ class Rows:
     @property
     def hits(self) -> int:
         """Gets answered without the daemon, of all clients there ever were."""
-        return self._hits_of_closed + sum(int(row[ROW_HITS]) for row in self._rows.values())
+        return self._hits_of_closed + sum(self._hits_of(row) for row in self._rows.values())
+
+    # A client's words; what they say is not trusted beyond the row, nor beyond what statistics can show.
+
+    @staticmethod
+    def _hits_of(row: Words) -> int:
+        return min(int(row[ROW_HITS]), _HITS_MAX)
 
     @staticmethod
     def _used(row: Words) -> Words:
-        # A client's word; what it says is not trusted beyond the row.
         limit = min(int(row[ROW_LIMIT]), ROW_PINS_MAX)
         return row[ROW_PINS : ROW_PINS + limit]

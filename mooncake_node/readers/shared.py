@@ -73,7 +73,9 @@ class SharedReaders:
         listed = {self._index.id_of(r, r.record): r.replica_id for r in replicas if r.record >= 0}
         if not listed or not len(self._rows):
             return set()
-        membarrier.reach_all()
+        if not membarrier.reach_all():
+            # It did at the start. Without it a pin may be on its way to us, so nothing can be said of any.
+            return set(listed.values())
         return {listed[id_] for id_ in self._rows.pinned(listed)}
 
     def take_accessed(self, replica: Replica) -> bool:
@@ -83,6 +85,10 @@ class SharedReaders:
     def set_unlisted(self, count: int) -> None:
         """See Readers."""
         self._index.set_unlisted(count)
+
+    def has_pins(self, session_id: int) -> bool:
+        """See Readers."""
+        return self._rows.has_pins(session_id)
 
     def holders(self, replica: Replica) -> dict[int, int]:
         """See Readers."""

@@ -226,10 +226,12 @@ class Connection(asyncio.Protocol):
         frame = pack(welcome)
         # The transport's own socket object cannot pass descriptors; a duplicate can. These are the first bytes of
         # the connection, so they overtake nothing and always fit.
-        with socket.socket(fileno=socket.dup(transport.get_extra_info("socket").fileno())) as sock:
-            sent = socket.send_fds(sock, [frame], fds)
-        if row_fd >= 0:
-            os.close(row_fd)
+        try:
+            with socket.socket(fileno=socket.dup(transport.get_extra_info("socket").fileno())) as sock:
+                sent = socket.send_fds(sock, [frame], fds)
+        finally:
+            if row_fd >= 0:
+                os.close(row_fd)
         assert sent == len(frame)
 
     # -- the end -----------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class TierJobs(Protocol):
     """Who runs what the core asks for of the offload tier."""
 
     def start(self) -> asyncio.Future[None] | None:
-        """Begin the jobs of the core; a future of the deletions among them, None if there are none."""
+        """Begin the jobs of the core; a future of what is to be on disk before anybody is told, None if nothing is."""
         ...
 
     async def remove_all(self) -> None:
@@ -111,7 +111,7 @@ class Service:
         for waiter in self.master.waiting.of_session(session):
             self.master.cancel(waiter, time.monotonic_ns())
         self.settle()
-        return bool(session.handles or session.reservations)
+        return self.master.holds(session)
 
     def end_session(self, client: Client) -> None:
         """The client is dead or has let go of everything."""
@@ -228,7 +228,7 @@ class Service:
                     items.append(wire.Published(replica.generation, replica.nbytes, replica.contract.scope))
             except Refusal as refusal:
                 items.append(failure(refusal))
-        return self._when_deleted(client, wire.PutEnded(request.request_id, items))
+        return self._when_on_disk(client, wire.PutEnded(request.request_id, items))
 
     def _put_end(self, client: Client, request: wire.PutEnd, now_ns: int) -> wire.Message | None:
         check_batch(request.replica_ids)
@@ -240,7 +240,7 @@ class Service:
                 items.append(failure(refusal))
             else:
                 items.append(wire.Published(replica.generation, replica.nbytes, replica.contract.scope))
-        return self._when_deleted(client, wire.PutEnded(request.request_id, items))
+        return self._when_on_disk(client, wire.PutEnded(request.request_id, items))
 
     def _put_revoke(self, client: Client, request: wire.PutRevoke, now_ns: int) -> wire.Message:
         check_batch(request.replica_ids)
@@ -283,26 +283,26 @@ class Service:
         _check_changes(client)
         remove, generation = self.master.remove, request.generation
         flags = [remove(key, now_ns, generation) for key in request.keys]
-        return self._when_deleted(client, wire.Flags(request.request_id, flags))
+        return self._when_on_disk(client, wire.Flags(request.request_id, flags))
 
-    def _when_deleted(self, client: Client, reply: wire.Message) -> wire.Message | None:
-        """*reply*, or None if it is sent later: when what it says is gone can no longer come back by a restart."""
-        deletions = self._jobs.start() if self._jobs is not None else None
-        if deletions is None:
+    def _when_on_disk(self, client: Client, reply: wire.Message) -> wire.Message | None:
+        """*reply*, or None if it is sent later: when no restart can undo any more what it says."""
+        on_disk = self._jobs.start() if self._jobs is not None else None
+        if on_disk is None:
             return reply
-        deletions.add_done_callback(lambda _: client.send(reply))
+        on_disk.add_done_callback(lambda _: client.send(reply))
         return None
 
-    def _pin(self, client: Client, request: wire.Pin, now_ns: int) -> wire.Message:
+    def _pin(self, client: Client, request: wire.Pin, now_ns: int) -> wire.Message | None:
         _check_changes(client)
         ttl_ns = None if request.ttl_ms is None else request.ttl_ms * MS_NS
         self.master.pin(request.key, ttl_ns, now_ns)
-        return wire.Done(request.request_id)
+        return self._when_on_disk(client, wire.Done(request.request_id))
 
-    def _unpin(self, client: Client, request: wire.Unpin, _now_ns: int) -> wire.Message:
+    def _unpin(self, client: Client, request: wire.Unpin, _now_ns: int) -> wire.Message | None:
         _check_changes(client)
         self.master.unpin(request.key)
-        return wire.Done(request.request_id)
+        return self._when_on_disk(client, wire.Done(request.request_id))
 
     # -- walks over many objects -------------------------------------------------------------------------------------
 

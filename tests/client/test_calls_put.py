@@ -269,7 +269,7 @@ def test_put_many_of_more_than_a_message_takes_stores_all(c):
 
 def test_put_many_larger_than_the_pool_stores_what_fits_and_names_the_rest(c):
     objects = {f"k{i}": bytes(24 << 20) for i in range(4)}
-    results = c.put_many(objects, timeout=0.1)
+    results = c.put_many(objects, softpin=True, timeout=0.1)
     stored = [key for key, result in results.items() if isinstance(result, PutInfo)]
     assert len(stored) == 2
     assert all(isinstance(results[key], NoSpaceError) for key in results.keys() - stored)

@@ -89,8 +89,8 @@ def test_a_key_being_written_is_waited_for(c, plain_node):
 
 
 def test_room_is_waited_for(c, make_worker, plain_node):
-    c.put("big", bytes((16 << 20) - 4096))
-    c.put("last", bytes(4096))
+    c.put("big", bytes((16 << 20) - 4096), softpin=True)
+    c.put("last", bytes(4096), softpin=True)
     with pytest.raises(NoSpaceError):
         c.put("k", b"small", timeout=0.05)
     worker = make_worker(plain_node)
@@ -118,7 +118,7 @@ def test_many_small_and_large_ones_together(c):
 
 
 def test_a_batch_of_small_ones_larger_than_the_pool_is_told_key_by_key(c):
-    results = c.put_many({f"k/{n}": bytes(EDGE) for n in range(3000)}, timeout=0.1)
+    results = c.put_many({f"k/{n}": bytes(EDGE) for n in range(3000)}, softpin=True, timeout=0.1)
     stored = [key for key, result in results.items() if isinstance(result, PutInfo)]
     assert len(stored) == (16 << 20) // EDGE
     assert all(isinstance(result, PutInfo | NoSpaceError) for result in results.values())

@@ -9,7 +9,7 @@ from mooncake_client.codes import Code
 from mooncake_node.core.audit import check_invariants
 from mooncake_node.core.config import MasterConfig
 from mooncake_node.core.generations import EPOCH_MS, GenerationClock
-from mooncake_node.core.jobs import Delete, Job, Load, Offload
+from mooncake_node.core.jobs import Job, Load, Offload
 from mooncake_node.core.master import Master
 from mooncake_node.core.pins import contract_for
 from mooncake_node.core.refusal import Refusal
@@ -17,6 +17,7 @@ from mooncake_node.core.replica import Replica
 from mooncake_node.core.report import stats
 from mooncake_node.core.sessions import Handle, Session
 from mooncake_node.core.waiting import Outcome, Put, PutMode, Waiter, Want
+from tests.core.fake_readers import FakeReaders, IndexPin
 
 PAGE = 4096
 
@@ -28,11 +29,17 @@ class Core:
     it is refused.
     """
 
-    def __init__(self, pages: int, *, pinned: bool = False, **limits: object) -> None:
-        """*pinned*: what a put does not say otherwise of is pinned softly; without a tier such an object stays."""
+    def __init__(
+        self, pages: int, *, pinned: bool = False, readers: FakeReaders | None = None, **limits: object
+    ) -> None:
+        """*pinned*: what a put does not say otherwise of is pinned softly; without a tier such an object stays.
+
+        *readers*: those by the shared index, if there is one.
+        """
         self.pinned = pinned
+        self.readers = readers
         config = MasterConfig(pool_nbytes=pages * PAGE, **limits)
-        self.master = Master(config, GenerationClock(EPOCH_MS * 1_000_000))
+        self.master = Master(config, GenerationClock(EPOCH_MS * 1_000_000), readers=readers)
         self.now = 1_000
         # Replicas whose job was taken and has not ended.
         self.under_way: dict[int, Replica] = {}
@@ -148,6 +155,25 @@ class Core:
         self.master.outbox.clear()
         return outbox
 
+    # -- the shared index --------------------------------------------------------------------------------------------
+
+    def look(self, session: Session, key: str) -> IndexPin:
+        """A get by way of the index."""
+        pin = self.readers.pin(session, key)
+        assert pin is not None, f"{key} is not in the index"
+        return pin
+
+    def let_go(self, *pins: IndexPin) -> bool:
+        """The views are dead; whether the daemon was told."""
+        told = [self.readers.unpin(pin) for pin in pins]
+        if any(told):
+            self.nudge()
+        return any(told)
+
+    def nudge(self) -> None:
+        with self._audited():
+            self.master.unpinned(self.now)
+
     # -- leases and jobs ---------------------------------------------------------------------------------------------
 
     def lease(self, key: str) -> int:
@@ -163,7 +189,7 @@ class Core:
         """What the shell was asked to do since the last look, in order."""
         jobs = self.master.jobs[:]
         self.master.jobs.clear()
-        self.under_way |= {job.replica.replica_id: job.replica for job in jobs if not isinstance(job, Delete)}
+        self.under_way |= {job.replica.replica_id: job.replica for job in jobs if isinstance(job, Offload | Load)}
         return jobs
 
     def job(self) -> Job:
@@ -307,6 +333,8 @@ class Core:
             yield
         finally:
             check_invariants(self.master)
+            if self.readers is not None:
+                self.readers.check(self.master)
 
 
 @pytest.fixture

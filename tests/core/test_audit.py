@@ -166,6 +166,7 @@ DAMAGES = [
     # lists
     isolate("listed"),
     set_("listed", "refs", 1),
+    set_("listed", "pinned", True),
     set_("listed", "contract", Contract(softpin=True, hardpin=True)),
     set_("listed", "copy", DiskCopy("record", PAGE)),
     set_("listed", "rank", Rank.PLAIN),
@@ -210,6 +211,7 @@ DAMAGES = [
     swap_who_waits_for_room,
     forget_that_room_was_waited_for,
     # index
+    set_("written", "record", 3),
     do("a pin nobody knows of", lambda s: setattr(s.stashed, "pinned", True)),
     do("an object that is not counted as unlisted", lambda s: setattr(s.o.index, "unlisted", 0)),
     # counters

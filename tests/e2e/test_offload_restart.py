@@ -86,3 +86,19 @@ def test_a_directory_in_use_is_refused_with_its_user(make_node: MakeNode, tmp_pa
     assert second.spawn().wait(timeout=60) == 1
     second.process = None
     assert "uses this offload directory" in second.read_log()
+
+
+def test_a_pin_changed_while_its_object_is_on_disk_is_changed_there(make_node: MakeNode, tmp_path: Path) -> None:
+    node = make_node("--offload-dir", str(tmp_path / "tier"))
+    with node.client() as client:
+        put(client, "k", 80, MIB)
+        ended, timed, *_ = [info.key for info in client.list() if info.state == "on_disk"]
+        client.unpin(ended)
+        client.pin(timed, ttl=3000)
+        node.kill()
+    node.start()
+    with node.client() as client:
+        assert not client.info(ended).softpin
+        deadline_s = client.info(timed).softpin_deadline_s
+        assert deadline_s is not None
+        assert 0 < deadline_s <= 3000

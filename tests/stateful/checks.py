@@ -1,5 +1,7 @@
 """What must hold between any two calls of the local master, whatever they were."""
 
+from collections import Counter
+
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from mooncake_client.codes import Code
@@ -9,7 +11,9 @@ from mooncake_node.core.refusal import Refusal
 from mooncake_node.core.replica import ReplicaState
 from mooncake_node.core.report import holders, stats
 from mooncake_node.core.scan import Scan
-from tests.stateful.promises import FILL, IN_MEMORY, KEYS, PAGE, name_of
+from tests.stateful.promises import IN_MEMORY
+from tests.stateful.setups import FILL, KEYS, PAGE
+from tests.stateful.tier import name_of
 from tests.stateful.waiters import Waiters
 
 
@@ -21,6 +25,13 @@ class Checked(Waiters, RuleBasedStateMachine):
         check_invariants(self.master)
         assert self.master.jobs == []
         assert self.master.outbox == []
+
+    @invariant()
+    def nothing_pinned_is_touched_and_what_is_not_pinned_is_not_kept_for_ever(self):
+        self.readers.check(self.master)
+        index = self.master.objects.index
+        unpinned = {replica_id for replica_id, r in index.kept.items() if not self.readers.holders(r)}
+        assert index.sweep_due or unpinned <= self.untold
 
     @invariant()
     def every_key_shows_what_was_promised(self):
@@ -56,7 +67,7 @@ class Checked(Waiters, RuleBasedStateMachine):
         assert facts["pool"]["doomed_bytes"] == sum(obj.nbytes for obj in doomed)
         assert facts["unpublished"] == len(self.written) + len(doomed)
         assert facts["objects"] == len(self.shown)
-        assert facts["handles"] == sum(len(obj.handles) for obj in self.live.values())
+        assert facts["handles"] == sum(len(obj.handles) for obj in self.live.values()) + len(self.readers.live)
         assert facts["clients"] == len(self.open)
         assert facts["pinned"] == {
             "soft_bytes": sum(obj.nbytes for obj in self.named() if obj.soft),
@@ -102,15 +113,12 @@ class Checked(Waiters, RuleBasedStateMachine):
     @invariant()
     def the_holders_of_a_key_are_those_with_handles(self):
         for key in [*KEYS, FILL]:
-            counted = {
-                (report.session.session_id, report.replica.replica_id): report.handles
-                for report in holders(self.master, key)
-            }
-            expected: dict[tuple[int, int], int] = {}
-            for obj in self.live.values():
-                for sid, _ in obj.handles if obj.put.key == key else ():
-                    slot = (sid, obj.replica.replica_id)
-                    expected[slot] = expected.get(slot, 0) + 1
+            counted = Counter()
+            for report in holders(self.master, key):
+                counted[report.session.session_id, report.replica.replica_id] += report.handles
+            named = [obj for obj in self.live.values() if obj.put.key == key]
+            expected = Counter((sid, obj.replica.replica_id) for obj in named for sid, _ in obj.handles)
+            expected += Counter((pin.session_id, pin.replica.replica_id) for pin in self.pins_shown(key))
             assert counted == expected
 
     def teardown(self):

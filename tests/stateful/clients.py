@@ -7,7 +7,8 @@ from mooncake_node.core.refusal import Refusal
 from mooncake_node.core.replica import Replica, ReplicaState
 from mooncake_node.core.waiting import Put, PutMode, Want
 from tests.stateful.checks import Checked
-from tests.stateful.promises import CONTRACTS, FILL, IN_MEMORY, KEYS, LEASE_TTL, LIMITS, PAGE, TTL_MAX, Setup
+from tests.stateful.promises import IN_MEMORY
+from tests.stateful.setups import CONTRACTS, FILL, KEYS, LEASE_TTL, LIMITS, PAGE, TTL_MAX, Setup
 
 sessions = st.integers(0, 2)
 keys = st.sampled_from(KEYS)
@@ -67,15 +68,20 @@ class Clients(Checked):
         shown = self.shown.get(key)
         over_a_limit = self.over_a_limit(session, put)
         fits = self.fits(nbytes)
-        fits_at_most = fits or self.fits(nbytes, without=self.can_go())
+        replaced = shown if mode is PutMode.UPSERT else None
+        fits_at_most = fits or self.fits(nbytes, without=self.can_go(replaced=replaced))
         # One pass after the other frees slots as they are cold, not as they lie.
-        fits_at_least = fits or (nbytes >= PAGE and self.fits(nbytes, without=self.can_go(surely=True)))
+        fits_at_least = fits or (
+            nbytes >= PAGE and self.fits(nbytes, without=self.can_go(surely=True, replaced=replaced))
+        )
         if shown is None or mode is PutMode.UPSERT:
             self.may_need_room(nbytes)
         elif mode is PutMode.PUT_OR_ACQUIRE and not shown.in_memory:
             self.may_need_room(shown.nbytes)
         answer = self.call("put_start", session, put, self.now, None if timeout is None else self.now + timeout)
         self.learn()
+        if replaced is not None and not self.waiting:
+            assert self.shown.get(key) is replaced, "dropped for the sake of what may not come"
         if (contract.softpin_ttl_ns or 0) > TTL_MAX:
             assert answer is Code.INVALID_ARGUMENT
         elif shown is not None and mode is PutMode.PUT:
@@ -224,6 +230,40 @@ class Clients(Checked):
         self.let_go(session, handle_id)
         self.deliver()
 
+    # -- the shared index ----------------------------------------------------------------------------------------
+
+    @step(weight=4, i=sessions, key=keys, contend=st.booleans())
+    def look(self, i, key, contend):
+        """A get by way of the index, which the master does not hear of."""
+        key = min(self.shown, default=key) if contend else key
+        obj = self.shown.get(key)
+        pin = self.readers.pin(self.session(i), key)
+        if obj is not None and obj.in_memory and obj.replica.record >= 0:
+            assert pin.replica is obj.replica
+            assert pin.place == (obj.offset, obj.nbytes)
+        else:
+            assert pin is None
+            assert obj is None or self.readers.unlisted, "a reader would take it for not there"
+
+    @step(weight=4, pick=picks, told=st.sampled_from([True, True, False]))
+    def unpin(self, pick, told):
+        """The views are dead; the daemon is told if that is wanted, unless that comes late or never."""
+        if not self.readers.live:
+            return
+        pin = self.readers.live[pick % len(self.readers.live)]
+        if self.readers.unpin(pin):
+            self.untold.add(pin.replica.replica_id)
+            if told:
+                self.nudge()
+
+    @step()
+    def nudge(self):
+        """Whether there is anything to tell or not."""
+        self.master.unpinned(self.now)
+        self.untold.clear()
+        self.settle_all()
+        self.deliver()
+
     # -- leases --------------------------------------------------------------------------------------------------
 
     @step(weight=3, key=keys, again=st.booleans())
@@ -298,7 +338,7 @@ class Clients(Checked):
         assert len(reaped) == min(count_max, len(cut))
         assert more is (len(cut) > count_max)
         for obj in reaped:
-            stays = self.kept(obj) or obj.offloaded
+            stays = self.kept(obj) or obj.offloaded or obj.replica.pinned
             assert obj.replica.state is (ReplicaState.STASHED if stays else ReplicaState.GONE)
             obj.cut = obj.copied = False
             self.settle(obj)

@@ -8,69 +8,19 @@ learns by asking, and checks that the choice was allowed and that there was need
 import msgspec
 
 from mooncake_client.codes import Code
-from mooncake_node.core.config import MasterConfig
 from mooncake_node.core.generations import EPOCH_MS, GenerationClock
-from mooncake_node.core.jobs import Delete, Load, Offload
+from mooncake_node.core.jobs import Amend, Delete, Load, Offload
 from mooncake_node.core.master import Master
 from mooncake_node.core.pins import contract_for
 from mooncake_node.core.refusal import Refusal
 from mooncake_node.core.replica import PLAIN, Replica, ReplicaState
 from mooncake_node.core.sessions import Handle, Session
 from mooncake_node.core.waiting import Put, Want
+from tests.core.fake_readers import FakeReaders
+from tests.stateful.setups import ADOPTED, LIMITS, PAGE, SLAB, Setup
 from tests.stateful.tier import Tier, name_of
 
-PAGE = 4096
-SLAB = 16 * PAGE  # at most
-ADOPTED = 1 << 11  # the generation of what was in the tier before the node started
-KEYS = ["a", "ab", "\u00e4"]
-FILL = "all the rest"
-TTL_MAX = 50
-LEASE_TTL = 20
-LIMITS = {
-    "handles_max": 3,
-    "reservations_max": 2,
-    "waiters_max": 9,
-    "softpin_ttl_max_ns": TTL_MAX,
-    "lease_ttl_ns": LEASE_TTL,
-    "tier_retry_ns": 7,
-}
-CONTRACTS = [
-    contract_for(softpin=softpin, softpin_ttl_ns=ttl, hardpin=hardpin, scope="cluster")
-    for softpin, ttl, hardpin in [
-        *[(False, None, False)] * 4, *[(True, None, False)] * 3, (True, TTL_MAX, False), (True, 10, False),
-        (False, None, True), (True, TTL_MAX, True), (True, TTL_MAX + 1, False),
-    ]
-]  # fmt: skip
 IN_MEMORY = (ReplicaState.COMPLETE, ReplicaState.ISOLATED)
-
-
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of node; all sizes in units."""
-
-    unit: int = PAGE
-    units: int = 4
-    tier: int = 0
-    free: tuple[int, int, int] = (0, 0, 0)  # min, low, high
-    offload_unpinned: bool = False
-
-    @property
-    def config(self):
-        least, low, high = (count * self.unit for count in self.free)
-        return MasterConfig(
-            pool_nbytes=self.units * self.unit,
-            hard_pin_nbytes_max=2 * self.unit,
-            free_min_nbytes=least,
-            free_low_nbytes=low,
-            free_high_nbytes=high,
-            tier_nbytes_max=self.tier * self.unit,
-            offload_unpinned=self.offload_unpinned,
-            **LIMITS,
-        )
-
-    @property
-    def sizes(self):
-        unit = self.unit
-        return [0, 64, 200, unit, unit, unit + 1, 2 * unit, 3 * unit, self.units * unit]
 
 
 class Object(msgspec.Struct, eq=False):
@@ -109,7 +59,11 @@ class Promises:
         self.now = 100
         self.config = self.setup.config
         self.unit, self.pages = self.setup.unit, self.config.pool_nbytes // PAGE
-        self.master = Master(self.config, GenerationClock(EPOCH_MS * 1_000_000, floor=ADOPTED))
+        # Clients pin in there; not every object finds a place in it.
+        self.readers = FakeReaders(records=5)
+        self.master = Master(
+            self.config, GenerationClock(EPOCH_MS * 1_000_000, floor=ADOPTED), readers=self.readers
+        )  # fmt: skip
         self.open = [self.master.open_session(f"s{i}", 100 + i) for i in range(3)]
         self.dead: list[Session] = []
         self.shown: dict[str, Object] = {}
@@ -121,6 +75,7 @@ class Promises:
         self.tier = Tier()
         self.past: list[int] = []  # replica_ids that were once reserved
         self.tokens: list[tuple[str, int, int]] = []  # of every lease there was: key, replica_id, token
+        self.untold: set[int] = set()  # replicas unpinned, and nobody has told the master
         self.generation = 0
         self.begin_step()
 
@@ -190,15 +145,20 @@ class Promises:
                 return True
         return False
 
-    def can_go(self, *, surely=False):
-        """Objects whose memory a put may have at once; *surely*: whatever the timer and the tier are like."""
+    def can_go(self, *, surely=False, replaced=None):
+        """Objects whose memory a put may have at once, but for the one that it is to replace.
+
+        *surely*: whatever the timer and the tier are like.
+        """
         found = [
             obj for obj in self.shown.values() if obj.in_memory and obj.nbytes and not (self.kept(obj) or obj.hard)
         ]
-        found = [obj for obj in found if not obj.offloaded and (obj.copied or not obj.soft)]
+        found = [obj for obj in found if not obj.offloaded and (obj.copied or not (obj.soft or obj is replaced))]
         if surely:
             found = [obj for obj in found if not obj.leases and (obj.copied or not self.setup.offload_unpinned)]
-        return found
+            return [obj for obj in found if not obj.replica.pinned]
+        stash = [obj for obj in self.nameless() if obj.replica.pinned and not (self.kept(obj) or obj.offloaded)]
+        return found + stash
 
     def may_need_room(self, nbytes):
         """A put or a load of that size is about to begin."""
@@ -210,9 +170,12 @@ class Promises:
     def leased(self, obj):
         return any(expiry > self.now for expiry in obj.leases.values())
 
-    def kept(self, obj):
-        """Somebody may read its bytes in memory."""
-        return bool(obj.handles) or self.leased(obj)
+    def kept(self, obj, *, unasked=False):
+        """Somebody may read its bytes in memory; *unasked*: and the master knows that without asking.
+
+        The master may go on to believe that a pin is there (`Replica.pinned`) until it looks again.
+        """
+        return bool(obj.handles) or self.leased(obj) or (not unasked and bool(self.readers.holders(obj.replica)))
 
     def check_apart(self, replica):
         """Its bytes are nobody else's."""
@@ -253,8 +216,8 @@ class Promises:
         """Its bytes are free as soon as it has no name, no writer, no reader and is not being copied."""
         if obj.writer or obj.cut or self.shown.get(obj.put.key) is obj or self.kept(obj) or obj.offloaded:
             return
-        # One whose lease ran out may be kept until the next look at the clock.
-        if not obj.leases or obj.replica.state is not ReplicaState.STASHED:
+        # One whose lease ran out may be kept until the next look at the clock; one that was pinned, at the pins.
+        if not (obj.leases or obj.replica.pinned) or obj.replica.state is not ReplicaState.STASHED:
             self.live.pop(obj.replica.replica_id, None)
 
     def unname(self, obj):
@@ -292,6 +255,10 @@ class Promises:
                 obj.handles.remove((session.session_id, handle_id))
                 self.settle(obj)
 
+    def settle_all(self):
+        for obj in [*self.live.values()]:
+            self.settle(obj)
+
     def look_at_the_clock(self):
         """Leases and soft pins whose time is up have ended."""
         for obj in {id(obj): obj for obj in [*self.live.values(), *self.shown.values(), *self.cut()]}.values():
@@ -327,6 +294,12 @@ class Promises:
         too_hard = put.contract.hardpin and self.hard_nbytes() + put.nbytes > self.config.hard_pin_nbytes_max
         return too_hard or len(self.reservations(session)) >= LIMITS["reservations_max"]
 
+    def pins_shown(self, key):
+        """Pins on any generation of *key*, but for those of a clear, which nobody finds until they are reaped."""
+        return [
+            pin for pin in self.readers.live if pin.replica.key == key and not self.live[pin.replica.replica_id].cut
+        ]
+
     def readable(self, key):
         try:
             return self.master.readable(key)
@@ -360,6 +333,10 @@ class Promises:
                 self.is_to_be_written(job)
             elif isinstance(job, Load):
                 self.is_to_be_read(job)
+            elif isinstance(job, Amend):
+                obj = self.shown[job.replica.key]
+                assert obj.replica is job.replica
+                assert obj.copied or obj.offloaded
             else:
                 self.is_to_be_deleted(job)
 
@@ -388,7 +365,8 @@ class Promises:
         if obj is not self.may_rescue:
             assert obj.soft or self.setup.offload_unpinned
             assert not obj.hard
-            assert not self.kept(obj), "reclaim works on what is read"
+            assert not self.kept(obj, unasked=True), "reclaim works on what is read"
+            assert not obj.replica.pinned
         obj.offloaded = True
         self.tier.ask(job)
 

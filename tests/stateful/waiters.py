@@ -7,7 +7,8 @@ from mooncake_node.core.refusal import Refusal
 from mooncake_node.core.replica import Replica
 from mooncake_node.core.sessions import Handle
 from mooncake_node.core.waiting import PutMode, Waiter, Want
-from tests.stateful.promises import LIMITS, PAGE, Promises
+from tests.stateful.promises import Promises
+from tests.stateful.setups import LIMITS, PAGE
 
 
 class Waiting(msgspec.Struct, eq=False):

@@ -10,6 +10,7 @@ LINES_MAX = 450
 
 # What the core may name. None of it waits, reads a clock, draws a random number or touches a file.
 CORE_IMPORTS = {
+    "contextlib",
     "bisect", "collections", "collections.abc", "dataclasses", "enum", "functools", "heapq", "itertools", "math",
     "typing", "msgspec", "numpy", "sortedcontainers", "mooncake_client.codes",
 }  # fmt: skip

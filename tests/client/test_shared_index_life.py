@@ -1,0 +1,462 @@
+"""Pins of the shared index and the lives of those who set them: death, fork, close, restart, threads, a full pool."""
+
+import gc
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mooncake_client import Client, DaemonGoneError, NoSpaceError, NotFoundError, StoreError
+from mooncake_client.index_layout import ROW_PINS_MAX
+from tests.client.conftest import run_script
+from tests.support import NodeProcess, digest, eventually, ledger_check, pattern
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory) -> Iterator[NodeProcess]:
+    """As in conftest, but without fault injection, under which there is no index."""
+    node = NodeProcess(tmp_path_factory.mktemp("node")).start()
+    yield node
+    gc.collect()
+    ledger_check(node.socket)
+    node.close()
+
+
+@pytest.fixture
+def c(daemon, watcher):
+    """A client of the blocking kind."""
+    with daemon.client(name="tested") as client:
+        yield client
+
+
+def stash_of(client):
+    return client.stats()["stash"]["objects"]
+
+
+def overwrite(client):
+    """What is free."""
+    stats = client.stats()
+    with client.create("overwritten", stats["pool"]["largest_free_extent"]) as buffer:
+        buffer.view[::512] = b"\xee" * len(buffer.view[::512])
+    client.remove("overwritten")
+
+
+def pools_mapped():
+    """How many mappings of pools this process has."""
+    return Path("/proc/self/maps").read_text().count("/dev/shm/")
+
+
+# -- death -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_client_has_nothing_pinned_any_more(daemon, watcher, make_worker):
+    watcher.put_from("k", b"k" * 10_000)
+    worker = make_worker(daemon, client_args="name='victim'")
+    worker.run("views = [c.get('k') for _ in range(100)]; del views[::2]")
+    assert watcher.stats()["handles"] == 50
+    watcher.remove("k")
+    assert stash_of(watcher) == 1
+    worker.kill()
+    eventually(lambda: stash_of(watcher) == 0, "the stash of the dead to be free")
+    assert watcher.stats()["handles"] == 0
+
+
+def test_of_two_readers_the_death_of_one_leaves_the_other_its_pin(daemon, watcher, make_worker):
+    watcher.put_from("k", pattern("k", 10_000))
+    worker, other = make_worker(daemon), make_worker(daemon)
+    for process in (worker, other):
+        process.run("view = c.get('k')")
+    watcher.remove("k")
+    worker.kill()
+    eventually(lambda: watcher.stats()["clients"] == 2, "the death to be heard of")
+    overwrite(watcher)
+    assert other.run("digest(view)") == digest(pattern("k", 10_000))
+    assert stash_of(watcher) == 1
+    other.run("del view")
+    eventually(lambda: stash_of(watcher) == 0, "the last one to be heard of")
+
+
+def test_a_stopped_client_keeps_what_it_has_pinned(daemon, watcher, make_worker):
+    watcher.put_from("k", pattern("k", 10_000))
+    worker = make_worker(daemon)
+    worker.run("view = c.get('k')")
+    worker.pause()
+    watcher.remove("k")
+    overwrite(watcher)
+    assert stash_of(watcher) == 1
+    worker.resume()
+    assert worker.run("digest(view)") == digest(pattern("k", 10_000))
+    worker.run("del view")
+    eventually(lambda: stash_of(watcher) == 0, "the memory to be free")
+
+
+def test_a_connection_that_the_daemon_gives_up_leaves_what_is_pinned_protected(daemon, watcher, make_worker):
+    """The process lives on and reads on; that it can say nothing any more does not change that."""
+    watcher.put_from("k", pattern("k", 10_000))
+    worker = make_worker(daemon, client_args="name='given up'")
+    worker.run("view = c.get('k'); link = c._link")
+    worker.run("link._sock.send(b'\\xff' * 8)")
+    eventually(lambda: worker.run("link.lost"), "the connection to be given up")
+    watcher.remove("k")
+    overwrite(watcher)
+    assert stash_of(watcher) == 1
+    assert worker.run("digest(view)") == digest(pattern("k", 10_000))
+    watcher.put_from("k", b"new")
+    assert worker.run("bytes(c.get('k'))") == b"new"
+    assert worker.run("del view; import gc; gc.collect(); bytes(c.get('k'))") == b"new"
+    worker.kill()
+    eventually(lambda: stash_of(watcher) == 0, "the memory to be free")
+
+
+def test_a_connection_that_is_given_up_and_has_nothing_pinned_ends_at_once(daemon, watcher, make_worker):
+    worker = make_worker(daemon)
+    worker.run("c.put('k', 1); c.get('k'); c._link._sock.send(b'\\xff' * 8)")
+    eventually(lambda: watcher.stats()["clients"] == 1, "its session to end")
+
+
+# -- fork --------------------------------------------------------------------------------------------------------------
+
+FORK = """
+    import gc, os, sys
+    import numpy as np
+    from mooncake_client import *
+    c, other = Client(sys.argv[1], name="parent"), Client(sys.argv[1], name="other")
+    other.put("k", np.arange(10_000))
+    view, handle = c.get("k"), c.get_buffer("k")
+    def in_child(work):
+        child = os.fork()
+        if child == 0:
+            try:
+                work()
+            except BaseException:
+                import traceback
+                traceback.print_exc()
+                os._exit(99)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    def refused(call):
+        try:
+            call()
+        except StoreError as error:
+            assert "fork" in str(error), error
+        else:
+            raise AssertionError("not refused")
+    def still_pinned(count=2):
+        assert other.stats()["handles"] == count, other.stats()
+        assert (view == np.arange(10_000)).all()
+"""
+CHILDREN = {
+    "views die": """
+    def work():
+        global view, handle, c
+        handle.release()
+        del view, handle
+        gc.collect()
+        c.close()
+        del c
+        gc.collect()
+    """,
+    "gets are refused": """
+    def work():
+        for call in (lambda: c.get("k"), lambda: c.get_many(["k"]), lambda: c.get_buffer("k"), lambda: c.exists("k"),
+                     lambda: c.get_into("k", bytearray(9)), lambda: c.size("k")):
+            refused(call)
+    """,
+    "a client of its own": """
+    def work():
+        with Client(sys.argv[1]) as own:
+            mine = own.get("k")
+            assert own.stats()["handles"] == 3
+            del mine
+            assert own.stats()["handles"] == 2
+    """,
+    "a client of its own that dies": """
+    def work():
+        global mine
+        mine = Client(sys.argv[1]).get("k")
+        os._exit(0)
+    """,
+    "a grandchild": """
+    def work():
+        own = Client(sys.argv[1])
+        mine = own.get("k")
+        def grandchild():
+            global view
+            refused(lambda: own.get("k"))
+            del view
+        in_child(grandchild)
+        assert own.stats()["handles"] == 3
+    """,
+}
+
+
+@pytest.mark.parametrize("child", CHILDREN)
+def test_a_child_of_fork_neither_unpins_for_its_parent_nor_pins(daemon, watcher, child):
+    code = (
+        FORK
+        + CHILDREN[child]
+        + """
+    still_pinned()
+    in_child(work)
+    for _ in range(10_000):
+        if other.stats()["handles"] == 2:
+            break
+    still_pinned()
+    other.remove("k")
+    in_child(work if sys.argv[2] == "views die" else lambda: None)
+    assert other.stats()["stash"]["objects"] == 1
+    still_pinned()
+    handle.release()
+    del view, handle
+    for _ in range(10_000):
+        if other.stats()["stash"]["objects"] == 0:
+            break
+    else:
+        raise AssertionError("never free")
+    """
+    )
+    done = run_script(code, daemon.socket, child)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# -- the end of clients and daemons --------------------------------------------------------------------------------------
+
+
+def test_what_is_mapped_goes_at_once_with_the_client_or_its_last_view(daemon, watcher):
+    """Not at some collection of garbage: what a new daemon needs would be taken until then."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = pools_mapped()
+        client = daemon.client()
+        client.put_from("k", b"k" * 100)
+        view = client.get("k")
+        client.close()
+        assert pools_mapped() == before + 1
+        assert bytes(view) == b"k" * 100
+        del view
+        eventually(lambda: pools_mapped() == before, "the pool to be unmapped")
+        client = daemon.client()
+        client.get("k")
+        client.close()
+        assert pools_mapped() == before
+    finally:
+        gc.enable()
+
+
+def test_clients_that_come_and_go_leave_neither_mappings_nor_descriptors(daemon, watcher):
+    watcher.put_from("k", b"k" * 100)
+
+    def come_and_go():
+        with daemon.client() as client:
+            assert bytes(client.get("k")) == b"k" * 100
+        del client
+        gc.collect()
+
+    def held():
+        return len(list(Path("/proc/self/fd").iterdir())), Path("/proc/self/maps").read_text().count("mooncake")
+
+    come_and_go()
+    before = held()
+    for _ in range(20):
+        come_and_go()
+    assert held() <= before
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_views_outlive_their_daemon_and_the_next_one_has_an_index_of_its_own(make_node, how):
+    node = make_node()
+    client = node.client()
+    client.put_from("k", pattern("k", MIB))
+    view = client.get("k")
+    old = client._link.attachment
+    if how == "killed":
+        node.kill()
+    else:
+        node.stop()
+    eventually(lambda: client._link is None or client._link.lost, "the end to be heard of")
+    with pytest.raises(DaemonGoneError):
+        client.get("k")
+    node.start()
+    assert digest(view) == digest(pattern("k", MIB))
+    with pytest.raises(NotFoundError):
+        client.get("k")
+    client.put_from("k", pattern("new", MIB))
+    new = client.get("k")
+    assert client._link.attachment is not old
+    assert client.stats()["handles"] == 1
+    client.remove("k")
+    assert stash_of(client) == 1
+    del view
+    assert stash_of(client) == 1
+    assert digest(new) == digest(pattern("new", MIB))
+    del new
+    eventually(lambda: stash_of(client) == 0, "the memory to be free")
+    client.close()
+
+
+def test_a_client_without_views_lets_go_of_a_dead_daemons_pool_at_once(make_node):
+    gc.collect()
+    gc.disable()
+    try:
+        before = pools_mapped()
+        node = make_node()
+        client = node.client()
+        client.put("k", 1)
+        assert client.get("k") == 1
+        node.kill()
+        eventually(lambda: pools_mapped() == before, "the pool to be unmapped")
+        client.close()
+    finally:
+        gc.enable()
+
+
+# -- threads, and many views -----------------------------------------------------------------------------------------------
+
+
+def test_many_threads_read_what_others_replace_and_remove(c, watcher):
+    """What is read is right, at once and a moment later, whatever becomes of the object."""
+    keys = [f"k{number}" for number in range(8)]
+    errors, over = [], threading.Event()
+
+    def write(seed):
+        rng = random.Random(seed)
+        with Client(c.settings.path) as client:
+            while not over.is_set():
+                key, number = rng.choice(keys), rng.randrange(1 << 30)
+                if rng.random() < 0.2:
+                    client.remove(key)
+                else:
+                    client.upsert(key, np.full(rng.randrange(1, 4000), number))
+
+    def read(seed):
+        rng, held = random.Random(seed), []
+        for _ in range(1500):
+            try:
+                held.append(c.get(rng.choice(keys)))
+            except NotFoundError:
+                continue
+            if len(held) > 20:
+                for array in (held[-1], held.pop(rng.randrange(len(held)))):
+                    assert (array == array[0]).all(), array
+
+    def guarded(work, seed):
+        try:
+            work(seed)
+        except BaseException as exc:
+            errors.append(exc)
+
+    writers = [threading.Thread(target=guarded, args=(write, seed)) for seed in range(2)]
+    readers = [threading.Thread(target=guarded, args=(read, 10 + seed)) for seed in range(6)]
+    for thread in writers + readers:
+        thread.start()
+    for thread in readers:
+        thread.join()
+    over.set()
+    for thread in writers:
+        thread.join()
+    assert errors == []
+    eventually(lambda: watcher.stats()["handles"] == 0, "no pin to be left")
+    watcher.remove_all()
+    eventually(lambda: watcher.stats()["pool"]["bytes_used"] == 0, "no memory to be left")
+
+
+def test_what_is_replaced_again_and_again_is_there_all_the_time(c, daemon, make_worker):
+    worker = make_worker(daemon)
+    worker.run("c.upsert('k', 0)")
+    worker.run_in_background("[c.upsert('k', number) for number in range(3000)] and None")
+    last = looks = 0
+    while last < 2999:
+        assert c.exists("k")
+        assert c.exists_many(["k", "k"]) == [True, True]
+        now = c.get("k")
+        assert now >= last, "an older one came back"
+        last, looks = now, looks + 1
+    assert worker.background_result() is None
+    assert looks > 10
+
+
+def test_more_views_than_a_row_has_pins_go_by_request(c, watcher):
+    watcher.put_from("k", pattern("k", 1000))
+    watcher.put_from("other", pattern("other", 1000))
+    views = [c.get(key) for _ in range(ROW_PINS_MAX // 2) for key in ("k", "other")]
+    by_request = c.get_buffers(["k", "other"] * 50)
+    views += [handle.view for handle in by_request] + [c.get("k"), *c.get_many(["other", "k"])]
+    assert watcher.stats()["handles"] == len(views) == ROW_PINS_MAX + 103
+    watcher.remove("k")
+    del by_request
+    del views[1:]
+    eventually(lambda: watcher.stats()["handles"] == 1, "all others to be given back")
+    assert stash_of(watcher) == 1
+    assert digest(views[0]) == digest(pattern("k", 1000))
+    views[0] = c.get("other")
+    eventually(lambda: stash_of(watcher) == 0, "the last one to be heard of")
+    with pytest.raises(NotFoundError):
+        c.get("k")
+
+
+# -- a full pool ---------------------------------------------------------------------------------------------------------
+
+
+def test_eviction_never_touches_what_is_pinned(make_node):
+    node = make_node(pool_size="16MiB")
+    with node.client() as reader, node.client() as writer:
+        for number in range(40):
+            writer.put_from(f"pinned{number}", pattern(number, 100_000))
+        views = {number: reader.get(f"pinned{number}") for number in range(0, 40, 2)}
+        for number in range(600):
+            writer.put_from(f"new{number}", bytes([number % 251]) * random.Random(number).randrange(1, 400_000))
+        for number, view in views.items():
+            assert digest(view) == digest(pattern(number, 100_000)), number
+            assert reader.exists(f"pinned{number}")
+        assert not any(reader.exists_many([f"pinned{number}" for number in range(1, 40, 2)]))
+        stats = writer.stats()
+        assert stats["stash"]["objects"] == 0
+        assert stats["reclaim"]["productive_passes"] > 0
+        views.clear()
+        for number in range(600):
+            writer.put_from(f"newer{number}", b"n" * 100_000)
+        assert not any(reader.exists_many([f"pinned{number}" for number in range(40)])), "they never come back"
+        assert writer.stats()["handles"] == 0
+    ledger_check(node.socket)
+
+
+def test_a_put_waits_for_what_is_pinned_and_is_told_who_has_it(make_node, make_worker):
+    node = make_node(pool_size="16MiB")
+    with node.client(name="writer") as writer:
+        writer.put_from("k", pattern("k", 12 * MIB))
+        worker = make_worker(node, client_args="name='reader'")
+        worker.run("view = c.get('k')")
+        with pytest.raises(NoSpaceError, match=r"'k' \(12582912 bytes\) by reader"):
+            writer.put_from("new", b"n" * (12 * MIB), timeout=0.2)
+        assert worker.run("digest(view)") == digest(pattern("k", 12 * MIB))
+        outcome = []
+
+        def put():
+            try:
+                outcome.append(writer.put_from("new", b"n" * (12 * MIB)))
+            except StoreError as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=put)
+        thread.start()
+        eventually(lambda: writer.stats()["waiting_puts"] == 1, "the put to wait")
+        worker.run("del view")
+        thread.join()
+        assert outcome[0].nbytes == 12 * MIB
+
+
+def test_what_is_read_by_the_index_stays_longer_than_what_is_not(make_node):
+    node = make_node(pool_size="16MiB")
+    with node.client() as client:
+        for number in range(10):
+            client.put_from(f"k{number}", b"k" * MIB)
+        for number in range(120):
+            client.put_from(f"new{number}", b"n" * (MIB // 2))
+            assert client.get("k3").nbytes == MIB
+        assert client.exists_many([f"k{number}" for number in range(10)]) == [number == 3 for number in range(10)]
