@@ -9,7 +9,7 @@ from mooncake_client.codes import Code
 from mooncake_node.core.audit import check_invariants
 from mooncake_node.core.config import MasterConfig
 from mooncake_node.core.generations import EPOCH_MS, GenerationClock
-from mooncake_node.core.jobs import Job, Load, Offload
+from mooncake_node.core.jobs import Amend, Job, Load, Offload
 from mooncake_node.core.master import Master
 from mooncake_node.core.pins import contract_for
 from mooncake_node.core.refusal import Refusal
@@ -43,6 +43,7 @@ class Core:
         self.now = 1_000
         # Replicas whose job was taken and has not ended.
         self.under_way: dict[int, Replica] = {}
+        self.amended: list[Replica] = []  # contracts to be changed on disk too, in order
 
     def open(self, name: str = "client", *, readonly: bool = False) -> Session:
         with self._audited():
@@ -186,8 +187,9 @@ class Core:
             self.master.release_lease(key or replica.key, replica.replica_id, token, self.now)
 
     def take_jobs(self) -> list[Job]:
-        """What the shell was asked to do since the last look, in order."""
-        jobs = self.master.jobs[:]
+        """What the shell was asked to do since the last look, in order; amendments go to `amended`."""
+        self.amended += [job.replica for job in self.master.jobs if isinstance(job, Amend)]
+        jobs = [job for job in self.master.jobs if not isinstance(job, Amend)]
         self.master.jobs.clear()
         self.under_way |= {job.replica.replica_id: job.replica for job in jobs if isinstance(job, Offload | Load)}
         return jobs

@@ -118,6 +118,7 @@ def test_room_is_made_by_giving_up_spare_copies_the_coldest_first(make_tiered):
         core.offload(a, key)
     core.unpin("cold")
     core.unpin("warm")
+    core.take_jobs()
     assert core.rescue(core.store(a, "new", softpin=True)) is True
     assert [type(job) for job in core.master.jobs] == [Delete, Offload]
     assert deleted(core) == ["cold"]

@@ -111,7 +111,7 @@ def test_a_node_without_an_index_lists_nothing_and_nobody_has_pinned_anything():
     none, replica = NoReaders(), Replica(1, "k", 1, 0, PAGE, 0, 0)
     none.list(replica)
     assert replica.record < 0
-    assert not (none.hide(replica) or none.close_row(1) or none.has_pins(1) or none.take_accessed(replica))
+    assert not any((none.hide(replica), none.close_row(1), none.has_pins(1), none.take_accessed(replica)))
     assert (none.pinned([replica]), none.holders(replica), none.pin_counts([replica])) == (set(), {}, [0])
     assert (none.pins, none.hits) == (0, 0)
 

@@ -348,3 +348,17 @@ def test_an_empty_object_that_is_read_while_it_is_rescued_is_not_listed_after(co
     core.written(core.job().replica)
     core.release(a, handle)
     assert (replica.state, replica.shelf) == (S.COMPLETE, Shelf.NONE)
+
+
+def test_a_contract_that_changes_is_changed_on_disk_too_if_there_is_a_copy(make_core):
+    core = make_core(4, tier_nbytes_max=100 * PAGE)
+    session = core.open()
+    on_disk = core.offload(session, "on disk")
+    writing = core.store(session, "being written", softpin=True)
+    core.rescue(writing)
+    core.store(session, "in memory", softpin=True)
+    for key in ("on disk", "being written", "in memory"):
+        core.pin(key, 50)
+        core.unpin(key)
+    core.take_jobs()
+    assert core.amended == [on_disk, on_disk, writing, writing]
