@@ -275,6 +275,7 @@ class Jobs:
             nbytes=replica.nbytes,
             kind=replica.kind,
             softpin=contract.softpin,
+            hardpin=contract.hardpin,
             softpin_until_unix_ms=None if until_ns is None else (until_ns + self._wall_offset_ns) // 1_000_000,
             scope=contract.scope,
             origin=self.tier.node_id,

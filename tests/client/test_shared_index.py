@@ -240,6 +240,17 @@ def test_remove_all_takes_the_names_and_leaves_the_bytes(c, watcher):
     stash_goes(watcher)
 
 
+def test_a_closed_client_goes_with_its_last_view(c, watcher):
+    """Also when nobody waits for it."""
+    watcher.put_from("k", b"k" * 100)
+    views = [c.get("k"), c.get("k")]
+    c.close()
+    del views[0]
+    assert (watcher.stats()["clients"], watcher.stats()["handles"]) == (2, 1)
+    del views
+    eventually(lambda: watcher.stats()["clients"] == 1, "the connection to end with its last view")
+
+
 def test_a_client_closed_with_live_views_stays_until_they_are_dead(c, watcher):
     watcher.put_from("k", pattern("k", 10_000))
     view = c.get("k")

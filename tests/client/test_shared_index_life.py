@@ -264,6 +264,42 @@ def test_clients_that_come_and_go_leave_neither_mappings_nor_descriptors(daemon,
     assert held() <= before
 
 
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_an_async_client_whose_loop_is_over_pins_nothing_once_it_has_said_goodbye(daemon, watcher, loop):
+    """What it would pin in its row after that, nobody would look at."""
+    run = "uvloop.run" if loop == "uvloop" else "asyncio.run"
+    code = f"""
+    import asyncio, sys, uvloop
+    from mooncake_client import AsyncClient, Client
+    async def main():
+        global c, got
+        c = AsyncClient(sys.argv[1])
+        got = await c.get("k")
+    async def again():
+        return await c.get("k")
+    d = Client(sys.argv[1])
+    d.put("k", b"k" * 10_000)
+    {run}(main())
+    d.remove("k")
+    assert d.stats()["handles"] == 1
+    del got
+    for _ in range(10_000):
+        if d.stats()["stash"]["objects"] == 0:
+            break
+    else:
+        raise AssertionError("never free")
+    d.put("k", b"k" * 10_000)
+    try:
+        got = {run}(again())
+    except Exception:
+        pass
+    else:
+        assert d.stats()["handles"] == 1, "a view that nothing protects"
+    """
+    done = run_script(code, daemon.socket)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_views_outlive_their_daemon_and_the_next_one_has_an_index_of_its_own(make_node, how):
     node = make_node()

@@ -59,6 +59,7 @@ def test_every_setting_can_come_from_file_environment_and_flag(key, toml):
         "socket_mode": "0600",
         "pool_size": "64MiB",
         "huge_pages": "off",
+        "shared_index": "off",
         "prefault": "false",
         "faults": "true",
         "log_level": "error",

@@ -158,6 +158,24 @@ async def test_a_contract_that_cannot_be_removed_is_a_failed_removal(directory, 
         directory.audit()
 
 
+@either_size
+@pytest.mark.parametrize("others", [0, 1])
+async def test_an_object_that_cannot_be_removed_keeps_its_contract(directory, tmp_path, nbytes, others):
+    """The contract goes second: else a restart would find the object under the one before."""
+    async with opened(directory, audit=False) as tier:
+        [record, *_] = await write(tier, meta("k", nbytes), *(meta(f"{n}", nbytes) for n in range(others)))
+        await tier.amend(meta("k", nbytes, **NEW))
+        path, _ = directory.where(record)
+        path.rename(tmp_path / "kept")
+        path.mkdir()
+        with pytest.raises(TierIOError, match="cannot remove 1"):
+            await tier.remove(record)
+        assert len(contracts(directory)) == 1
+        path.rmdir()
+        (tmp_path / "kept").rename(path)
+    assert (await scopes(directory))["k"] == "node"
+
+
 async def test_a_damaged_contract_is_counted_set_aside_and_the_object_found_as_written(directory, tmp_path):
     rng = random.Random(3)
     async with opened(directory) as tier:
