@@ -38,7 +38,10 @@ class Reclaim:
 
     def find_room_for(self, put: Put, now_ns: int, waiter: Waiter | None = None) -> int | None:
         """`find_room` for a put, which does not drop what it is to replace: if it fails, the old one stays."""
-        with self._objects.set_aside(self._replaced_by(put)):
+        replaced = self._replaced_by(put)
+        if replaced is None:
+            return self.find_room(put.nbytes, now_ns, waiter)
+        with self._objects.set_aside(replaced):
             return self.find_room(put.nbytes, now_ns, waiter)
 
     def find_room(self, nbytes: int, now_ns: int, waiter: Waiter | None = None) -> int | None:
@@ -49,21 +52,26 @@ class Reclaim:
         if waiter is not None and (offset := self.windows.take_over(waiter)) is not None:
             return offset
         offset = self._space.reserve(nbytes)
-        if offset is None and self._objects.index.sweep_due:
+        if offset is None:
+            return self._make_room(nbytes, now_ns, is_new=waiter is None)
+        if self._space.bytes_free < self._config.free_min_nbytes:
+            # The background does not keep up: whoever takes room gives back as much.
+            self._restock(nbytes, self._at_once(now_ns), now_ns)
+        return offset
+
+    def _make_room(self, nbytes: int, now_ns: int, *, is_new: bool) -> int | None:
+        offset = None
+        if self._objects.index.sweep_due:
             self._objects.sweep(now_ns)
             offset = self._space.reserve(nbytes)
-        passes = 0
         at_once = self._at_once(now_ns)
-        while offset is None and passes < DIRECT_PASSES_MAX and self._lists.any_of(at_once):
+        for _ in range(DIRECT_PASSES_MAX):
+            if offset is not None or not self._lists.any_of(at_once):
+                break
             self._pass_for(nbytes, at_once, now_ns)
             offset = self._space.reserve(nbytes)
-            passes += 1
-        if offset is None:
-            if waiter is None:
-                self._note_leases(now_ns)
-        elif not passes and self._space.bytes_free < self._config.free_min_nbytes:
-            # The background does not keep up: whoever takes room gives back as much.
-            self._restock(nbytes, at_once, now_ns)
+        if offset is None and is_new:
+            self._note_leases(now_ns)
         return offset
 
     def is_due(self, head: Waiter | None, now_ns: int) -> bool:

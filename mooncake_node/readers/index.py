@@ -3,6 +3,7 @@
 import fcntl
 import mmap
 import os
+import struct
 from array import array
 
 import numpy as np
@@ -18,13 +19,9 @@ from mooncake_client.index_layout import (
     ID_SHIFT,
     KEY_NBYTES_MAX,
     KIND_SHIFT,
-    RECORD_GENERATION,
     RECORD_HASH,
     RECORD_ID,
-    RECORD_KEY,
     RECORD_KEY_BYTES,
-    RECORD_NBYTES,
-    RECORD_OFFSET,
     RECORD_WANTED,
     RECORD_WORDS,
     VERSION,
@@ -34,6 +31,9 @@ from mooncake_node.core.replica import Replica
 
 _RECORDS_MIN, _RECORDS_MAX = 1 << 12, 1 << 20
 _POOL_NBYTES_PER_RECORD = 512
+# From RECORD_HASH on: hash, offset, nbytes, key and kind, wanted, generation, the key's bytes.
+_FIELDS = struct.Struct(f"=6Q{KEY_NBYTES_MAX}s")
+assert RECORD_KEY_BYTES - RECORD_HASH == 6
 
 
 def shape_for(pool_nbytes: int) -> Shape:
@@ -101,16 +101,13 @@ class Index:
         words = self._words
         word = self._records_at + record * RECORD_WORDS
         digest = xxh3_64_intdigest(encoded)
-        words[word + RECORD_HASH] = digest
-        words[word + RECORD_OFFSET] = replica.offset
-        words[word + RECORD_NBYTES] = replica.nbytes
-        words[word + RECORD_KEY] = len(encoded) | replica.kind << KIND_SHIFT
-        words[word + RECORD_WANTED] = 0
-        words[word + RECORD_GENERATION] = replica.generation
-        at = 8 * (word + RECORD_KEY_BYTES)
-        self._bytes[at : at + len(encoded)] = encoded
+        described = len(encoded) | replica.kind << KIND_SHIFT
+        _FIELDS.pack_into(
+            self._memory, 8 * (word + RECORD_HASH),
+            digest, replica.offset, replica.nbytes, described, 0, replica.generation, encoded,
+        )  # fmt: skip
         self._accessed[record] = 0
-        words[word + RECORD_ID] = self.id_of(replica, record)
+        words[word + RECORD_ID] = replica.replica_id << ID_SHIFT | record
         slot, mask = digest & self._mask, self._mask
         while words[HEADER_WORDS + slot] != EMPTY:
             slot = (slot + 1) & mask
