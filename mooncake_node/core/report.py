@@ -51,7 +51,9 @@ def room_report(objects: Objects, sessions: Iterable[Session], now_ns: int) -> s
     if objects.index.kept:
         facts.append(f"{len(objects.index.kept)} replicas pinned by way of the index{_pinned_by(objects, sessions)}")
     if objects.leases.count:
-        facts.append(f"{objects.leases.count} leases of remote readers")
+        next_ns = objects.leases.next_expiry_ns() or now_ns
+        left_s = max(0, next_ns - now_ns) / 1e9
+        facts.append(f"{objects.leases.count} leases of remote readers, the next ends in {left_s:.1f} s at the latest")
     if objects.pins.hard_nbytes:
         facts.append(f"{objects.pins.hard_nbytes} bytes pinned hard")
     if objects.pins.soft_nbytes:

@@ -84,5 +84,9 @@ class Looks:
         found += [lease_holder(report) for report in leases(self.master, request.key, now_ns)]
         return wire.HolderList(request.request_id, found)
 
-    def _stats(self, _client: Client, request: wire.Stats, _now_ns: int) -> wire.Message:
+    def _stats(self, _client: Client, request: wire.Stats, now_ns: int) -> wire.Message:
+        # What has just been removed may wait for a look at the pins, which comes with the next turn of the loop; who
+        # asks how much is taken has it done now.
+        if self.master.objects.index.sweep_due:
+            self.master.unpinned(now_ns)
         return wire.Facts(request.request_id, self._node_facts())

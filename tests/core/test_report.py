@@ -229,7 +229,8 @@ def test_leases_and_pins_are_named_and_where_pinned_ones_could_go(make_core):
     core.store(a, "hard", 10, hardpin=True)
     core.store(a, "soft", 20, softpin=True)
     assert room(core).endswith(
-        "; 1 leases of remote readers; 10 bytes pinned hard; 20 bytes pinned soft, in memory or on disk; "
+        "; 1 leases of remote readers, the next ends in 30.0 s at the latest"
+        "; 10 bytes pinned hard; 20 bytes pinned soft, in memory or on disk; "
         "there is no offload directory for them to go to"
     )
 
