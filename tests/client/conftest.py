@@ -123,9 +123,10 @@ AnyClient = Client | LoopClient
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    """The module's daemon: 64 MiB, fault injection on."""
-    node = NodeProcess(tmp_path_factory.mktemp("node"), "--faults").start()
+def daemon(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    """The module's daemon: 64 MiB, fault injection on, unless the module says FAULTS = False."""
+    flags = ["--faults"] if getattr(request.module, "FAULTS", True) else []
+    node = NodeProcess(tmp_path_factory.mktemp("node"), *flags).start()
     yield node
     if node.process is not None:
         gc.collect()

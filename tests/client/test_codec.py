@@ -7,19 +7,15 @@ import datetime as dt
 import decimal
 import enum
 import gc
-import math
-import pickle
-import uuid
 import weakref
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_client.codec import Codec, Encoded, Kind, Part, raw
+from mooncake_client.codec import Encoded, Kind, raw
 from mooncake_client.errors import InvalidArgumentError, StoreError
 from mooncake_client.lower import DEPTH_MAX, INLINE_MAX
 from tests.client.codec_memory import CODEC, dirty_memory, stored, write
@@ -298,105 +294,6 @@ def test_time_keeps_fold_and_offset():
 
 
 @dataclasses.dataclass
-class Sample:
-    name: str
-    weights: np.ndarray
-    pair: tuple[int, int]
-    tags: set[str]
-    blob: bytes
-    when: dt.datetime
-    ident: uuid.UUID
-    z: complex
-
-
-class Batch(msgspec.Struct, tag="batch", rename="camel"):
-    first_sample: Sample
-    rest: list[Any] = []
-    missing: int | msgspec.UnsetType = msgspec.UNSET
-
-
-class Row(msgspec.Struct, array_like=True, tag=True):
-    a: int
-    b: np.ndarray
-
-
-def sample() -> Sample:
-    when = dt.datetime(2024, 5, 6, tzinfo=dt.UTC)
-    return Sample("x", np.arange(4.0), (1, 2), {"t"}, b"B" * 5000, when, uuid.UUID(int=7), 1 + 2j)
-
-
-def test_dataclasses_and_structs_come_back_as_dicts():
-    out = stored(Batch(sample(), [Row(1, np.ones(2))]))
-    assert list(out) == ["type", "firstSample", "rest"]
-    assert out["type"] == "batch"
-    assert out["firstSample"]["pair"] == (1, 2)
-    assert out["rest"][0][:2] == ["Row", 1]
-
-
-@pytest.mark.parametrize("copy", [False, True])
-@pytest.mark.parametrize("codec", [CODEC, Codec(dec_hook=lambda wanted, obj: 1 / 0)], ids=["plain", "dec_hook"])
-def test_type_builds_the_classes_again_with_arrays_inside(codec, copy):
-    out = stored(Batch(sample()), codec, type=Batch, copy=copy)
-    assert type(out) is Batch
-    first, original = out.first_sample, sample()
-    assert type(first) is Sample
-    np.testing.assert_array_equal(first.weights, original.weights)
-    assert dataclasses.replace(first, weights=original.weights) == original
-    row = stored(Row(3, np.ones(2)), codec, type=Row)
-    assert (row.a, row.b.tolist()) == (3, [1, 1])
-
-
-def test_type_that_does_not_fit_is_refused():
-    with pytest.raises(InvalidArgumentError, match=r"Expected `int`, got `str`"):
-        stored({"a": "x"}, type=dict[str, int])
-
-
-class Opaque:
-    def __init__(self, value):
-        self.value = value
-
-    def __eq__(self, other):
-        return type(other) is Opaque and self.value == other.value
-
-    __hash__ = None
-
-
-def as_dict(obj):
-    if isinstance(obj, Opaque):
-        return {"value": obj.value, "weights": np.arange(3)}
-    raise NotImplementedError
-
-
-def as_opaque(wanted, obj):
-    if wanted is Opaque:
-        return Opaque(obj["value"])
-    raise NotImplementedError
-
-
-def test_enc_hook_stores_unknown_types_and_dec_hook_builds_them():
-    codec = Codec(enc_hook=as_dict, dec_hook=as_opaque)
-    out = stored([Opaque((1, 2))], codec)
-    assert out[0]["value"] == (1, 2)
-    assert out[0]["weights"].tolist() == [0, 1, 2]
-    assert stored([Opaque((1, 2))], codec, type=list[Opaque]) == [Opaque((1, 2))]
-    with pytest.raises(InvalidArgumentError, match=r"obj\[0\]: enc_hook refused an object of type builtins.object"):
-        codec.encode([object()])
-
-
-def test_an_enc_hook_that_never_ends_is_refused():
-    with pytest.raises(InvalidArgumentError, match="nested deeper"):
-        Codec(enc_hook=Opaque).encode(Opaque(1))
-
-
-def test_errors_of_an_enc_hook_pass_as_they_are():
-    def broken(obj):
-        raise LookupError("hook")
-
-    with pytest.raises(LookupError, match="hook"):
-        Codec(enc_hook=broken).encode(Opaque(1))
-
-
-@dataclasses.dataclass
 class Node:
     inner: Any
 
@@ -465,87 +362,6 @@ def test_nesting_is_limited_both_ways(wrap):
         # Left to the interpreter, the death of so deep an object recurses as deep.
         while isinstance(obj, list | tuple | dict | Node):
             obj = obj.inner if isinstance(obj, Node) else next(iter(obj.values() if isinstance(obj, dict) else obj))
-
-
-def test_pickle_stores_what_the_codec_cannot_with_its_arrays_out_of_band():
-    codec = Codec(pickle=True)
-    weights = np.arange(10_000.0)
-    obj = {"fraction": PickledThing(3), "weights": weights, "empty": np.zeros(0), "f": np.ones((3, 4), order="F")}
-    encoded = codec.encode(obj)
-    assert encoded.kind is Kind.PICKLED
-    assert any(
-        part.source is not None
-        and part.nbytes == weights.nbytes
-        and np.frombuffer(part.source, "u1").ctypes.data == weights.ctypes.data
-        for part in encoded.parts
-    )
-    view = write(encoded)
-    out = codec.decode(encoded.kind, view)
-    assert out["fraction"] == PickledThing(3)
-    np.testing.assert_array_equal(out["weights"], weights)
-    assert not out["weights"].flags.writeable
-    assert np.shares_memory(out["weights"], np.frombuffer(view, "u1"))
-    assert out["f"].flags.f_contiguous
-    private = codec.decode(encoded.kind, view, copy=True)
-    private["weights"][0] = 7
-    assert not np.shares_memory(private["weights"], np.frombuffer(view, "u1"))
-
-
-@dataclasses.dataclass(frozen=True, eq=True)
-class Value:
-    value: int
-
-
-class PickledThing:
-    def __init__(self, value):
-        self.value = value
-
-    def __eq__(self, other):
-        return type(other) is PickledThing and other.value == self.value
-
-    def __reduce__(self):
-        return _make_thing, (self.value,)
-
-    __hash__ = None
-
-
-def _make_thing(value):
-    return PickledThing(value)
-
-
-def test_pickle_is_used_only_where_it_is_needed():
-    assert Codec(pickle=True).encode({"a": np.zeros(3), "b": (1,)}).kind is Kind.ENCODED
-
-
-def test_pickle_stores_circular_and_object_arrays():
-    codec = Codec(pickle=True)
-    loop: list[Any] = [1]
-    loop.append(loop)
-    out = stored(loop, codec)
-    assert out[1] is out
-    assert stored(np.array([None, {1}]), codec).tolist() == [None, {1}]
-
-
-def test_unpickling_takes_consent():
-    codec = Codec(pickle=True)
-    encoded = codec.encode(PickledThing(1))
-    with pytest.raises(InvalidArgumentError, match="pickle=True"):
-        CODEC.decode(encoded.kind, write(encoded))
-
-
-def test_what_pickle_refuses_is_the_callers_mistake():
-    with pytest.raises(InvalidArgumentError, match="cannot pickle"):
-        Codec(pickle=True).encode(lambda: None)
-
-
-def test_a_pickle_that_fails_to_load_is_a_store_error():
-    codec = Codec(pickle=True)
-    encoded = codec.encode(PickledThing(1))
-    stream = encoded.parts[1]
-    bad = pickle.dumps(math.sqrt).replace(b"sqrt", b"sqrx").ljust(stream.nbytes, b".")[: stream.nbytes]
-    broken = Encoded(encoded.kind, encoded.nbytes, [encoded.parts[0], Part(stream.offset, len(bad), memoryview(bad))])
-    with pytest.raises(StoreError, match="cannot unpickle"):
-        codec.decode(broken.kind, write(broken))
 
 
 def test_a_kind_from_the_future_is_refused():

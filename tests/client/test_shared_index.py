@@ -1,7 +1,5 @@
 """Gets by the shared index: without a request, otherwise as any other get, for both clients."""
 
-import gc
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,19 +9,10 @@ import torch
 from mooncake_client import NotFoundError
 from mooncake_client.index_layout import KEY_NBYTES_MAX
 from mooncake_client.session import Session
-from tests.support import NodeProcess, digest, eventually, ledger_check, pattern
+from tests.support import digest, eventually, pattern
 
 LONG = "k" * (KEY_NBYTES_MAX + 1)
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory) -> Iterator[NodeProcess]:
-    """As in conftest, but without fault injection, under which there is no index."""
-    node = NodeProcess(tmp_path_factory.mktemp("node")).start()
-    yield node
-    gc.collect()
-    ledger_check(node.socket)
-    node.close()
+FAULTS = False  # with fault injection there is no index
 
 
 @pytest.fixture

@@ -1,26 +1,16 @@
 """Pins of the shared index and the lives of those who set them: death, fork, close, restart."""
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mooncake_client import DaemonGoneError, NotFoundError
 from tests.client.conftest import run_script
-from tests.support import NodeProcess, digest, eventually, ledger_check, pattern
+from tests.support import digest, eventually, pattern
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory) -> Iterator[NodeProcess]:
-    """As in conftest, but without fault injection, under which there is no index."""
-    node = NodeProcess(tmp_path_factory.mktemp("node")).start()
-    yield node
-    gc.collect()
-    ledger_check(node.socket)
-    node.close()
+FAULTS = False  # with fault injection there is no index
 
 
 @pytest.fixture

@@ -1,28 +1,17 @@
 """Gets by the shared index while others replace, remove and evict; from many threads; more than there are pins."""
 
-import gc
 import random
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from mooncake_client import Client, NoSpaceError, NotFoundError, StoreError
 from mooncake_client.index_layout import ROW_PINS_MAX
-from tests.support import NodeProcess, digest, eventually, ledger_check, pattern
+from tests.support import digest, eventually, ledger_check, pattern
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory) -> Iterator[NodeProcess]:
-    """As in conftest, but without fault injection, under which there is no index."""
-    node = NodeProcess(tmp_path_factory.mktemp("node")).start()
-    yield node
-    gc.collect()
-    ledger_check(node.socket)
-    node.close()
+FAULTS = False  # with fault injection there is no index
 
 
 @pytest.fixture

@@ -253,6 +253,10 @@ class Core:
                 now_ns=self.now,
             )
 
+    def gone(self, count: int) -> list[int]:
+        """Which of k0, k1, … are not readable."""
+        return [number for number in range(count) if self.readable(f"k{number}") is None]
+
     def state(self, key: str) -> str | None:
         """How *key* is readable, if it is."""
         replica = self.readable(key)
@@ -363,3 +367,9 @@ def core(make_core) -> Core:
 def make_doomed_core() -> type[Core]:
     """Make masters nobody looks at again, for tests that damage them."""
     return Core
+
+
+@pytest.fixture
+def make(make_core):
+    """Make masters whose clients read by the index; their readers are at `core.readers`."""
+    return lambda pages=4, records=1000, **limits: make_core(pages, readers=FakeReaders(records), **limits)

@@ -14,18 +14,8 @@ LONG = "k" * 73  # no key for the index
 
 
 @pytest.fixture
-def make(make_core):
-    """Make masters whose clients read by the index; their readers are at `core.readers`."""
-    return lambda pages=4, records=1000, **limits: make_core(pages, readers=FakeReaders(records), **limits)
-
-
-@pytest.fixture
 def core(make):
     return make()
-
-
-def gone(core, count):
-    return [number for number in range(count) if core.readable(f"k{number}") is None]
 
 
 # -- what is not in the index ------------------------------------------------------------------------------------------
@@ -124,9 +114,9 @@ def test_a_read_by_the_index_is_a_second_chance(core):
     core.fill(a, 4)
     core.let_go(core.look(a, "k0"))
     core.store(a, "new")
-    assert gone(core, 4) == [1]
+    assert core.gone(4) == [1]
     core.store(a, "newer")
-    assert gone(core, 4) == [1, 2]
+    assert core.gone(4) == [1, 2]
 
 
 def test_a_read_by_the_index_makes_a_window_dearer(make):
@@ -136,7 +126,7 @@ def test_a_read_by_the_index_makes_a_window_dearer(make):
     for number in (0, 1):
         core.let_go(core.look(a, f"k{number}"))
     core.store(a, "big", 32 * PAGE)
-    assert gone(core, 4) == [2, 3]
+    assert core.gone(4) == [2, 3]
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------

@@ -10,18 +10,8 @@ PAGE = 4096
 
 
 @pytest.fixture
-def make(make_core):
-    """Make masters whose clients read by the index; their readers are at `core.readers`."""
-    return lambda pages=4, records=1000, **limits: make_core(pages, readers=FakeReaders(records), **limits)
-
-
-@pytest.fixture
 def core(make):
     return make()
-
-
-def gone(core, count):
-    return [number for number in range(count) if core.readable(f"k{number}") is None]
 
 
 # -- victims that are pinned ---------------------------------------------------------------------------------------
@@ -33,7 +23,7 @@ def test_a_victim_that_is_pinned_goes_back_parked_and_the_next_one_is_taken(core
     pin = core.look(b, "k0")
     core.readers.accessed.clear()
     core.store(a, "new")
-    assert gone(core, 4) == [1]
+    assert core.gone(4) == [1]
     assert (pin.replica.shelf, pin.replica.pinned) == (Shelf.PARKED, True)
     assert core.readers.find("k0") is pin.replica
     assert core.stat("reclaim.parked_ref_only") == 1
@@ -197,7 +187,7 @@ def test_a_put_that_finds_no_room_looks_at_what_was_just_removed_before_it_drops
     core.fill(a, 4)
     core.remove("k3")
     core.store(a, "new")
-    assert gone(core, 4) == [3]
+    assert core.gone(4) == [3]
     assert core.stat("reclaim.passes") == 0
 
 
@@ -361,7 +351,7 @@ def test_a_batch_of_victims_is_asked_for_once(core):
     core.readers.accessed.clear()
     assert core.put(a, "new", 4 * PAGE).want is Want.ROOM
     assert core.readers.asked == [4]
-    assert gone(core, 4) == [0, 1, 3]
+    assert core.gone(4) == [0, 1, 3]
     core.let_go(pin)
 
 
