@@ -13,14 +13,19 @@ import uvloop
 from mooncake_client import wire
 from mooncake_client.faults import FaultTable
 from mooncake_client.mapping import Mapping
-from mooncake_node import jobs, tiers
+from mooncake_node import directory, jobs, tiers
+from mooncake_node.cluster import points as cluster_points
+from mooncake_node.cluster.cluster import Cluster
+from mooncake_node.cluster.service import ClusterService
 from mooncake_node.core.config import SECOND_NS, MasterConfig
 from mooncake_node.core.generations import GenerationClock
 from mooncake_node.core.master import Master
 from mooncake_node.core.report import stats
+from mooncake_node.directory import DirectoryError, FaultyDirectory, open_directory
 from mooncake_node.jobs import Jobs
 from mooncake_node.obs.log import get_logger
 from mooncake_node.obs.process import process_facts
+from mooncake_node.peers.errors import PeerListenError
 from mooncake_node.pool import Holder, PoolError, PoolStoppedError, PoolWriter, Segment, Warmup, sweep, wait_for_room
 from mooncake_node.readers import SharedReaders
 from mooncake_node.server import points as server_points
@@ -76,7 +81,7 @@ async def _main(settings: Settings) -> int:
         await stopped.wait()
     except PoolStoppedError:
         log.info("start_abandoned")
-    except (PoolError, ListenError) as exc:
+    except (PoolError, ListenError, PeerListenError) as exc:
         raise NodeError(str(exc)) from exc
     finally:
         await node.stop()
@@ -95,6 +100,7 @@ class Node:
         self._warmup: Warmup | None = None
         self._server: Server | None = None
         self._jobs: Jobs | None = None
+        self._cluster: Cluster | None = None
         self._readers: SharedReaders | None = None
         self._started_s = time.monotonic()
         self._told_of_wait = False
@@ -110,25 +116,41 @@ class Node:
         self._segment = segment = await asyncio.to_thread(self._make_segment, stop)
         self._mapping = Mapping(segment.write_fd, segment.nbytes, writable=True)
         pool = PoolWriter(self._mapping)
-        faults = FaultTable({**server_points.POINTS, **jobs.POINTS, **tiers.POINTS}, enabled=settings.faults)
+        faults = FaultTable(
+            {**server_points.POINTS, **jobs.POINTS, **tiers.POINTS, **cluster_points.POINTS, **directory.POINTS},
+            enabled=settings.faults,
+        )
         found = await self._open_tier(pool, faults)
-        clock = GenerationClock(time.time_ns() - time.monotonic_ns(), floor=self._floor(found))
+        floor = self._floor(found)
+        slot = 0
+        if settings.directory is not None:
+            self._cluster = await self._join_cluster(settings.directory, faults)
+            slot = self._cluster.membership.me.slot
+            found = await self._cluster.ours(found)
+        clock = GenerationClock(time.time_ns() - time.monotonic_ns(), slot=slot, floor=floor)
         tier_nbytes_max = 0 if self._jobs is None else self._jobs.tier.bytes_limit
         tier_cost = None if self._jobs is None else self._jobs.cost
         self._readers = self._open_index(segment.nbytes)
         self.master = Master(_master_config(settings, tier_nbytes_max), clock, tier_cost, self._readers)
-        service = Service(
+        service = (Service if self._cluster is None else ClusterService)(
             self.master,
             faults,
             store=pool.store,
             node_facts=self.facts,
             timeout_max_ns=int(settings.request_timeout_max * SECOND_NS),
             jobs=self._jobs,
+            start_errands=None if self._cluster is None else self._cluster.start_errands,
         )
+        if self._cluster is not None:
+            assert isinstance(service, ClusterService)
+            tier = None if self._jobs is None else self._jobs.tier
+            self._cluster.connect(self.master, service, room=pool, tier=tier, jobs=self._jobs)
         if self._jobs is not None:
             self._jobs.attach(self.master, clock, found, service.settle)
         self._server = Server(service, (self._listeners[0], self._listeners[1]), settings.clients_max)
         self._warmup = Warmup(self._mapping, huge_pages=settings.huge_pages)
+        if self._cluster is not None:
+            await self._cluster.serve()
         await self._server.start(
             self._welcome, segment.read_fd, segment.write_fd, mode=settings.socket_mode, readers=self._readers
         )
@@ -142,6 +164,8 @@ class Node:
         self._notifier.stopping("stopping")
         if self._server is not None:
             self._server.stop()
+        if self._cluster is not None:
+            await self._cluster.close()
         if self._jobs is not None:
             self._notifier.extend_timeout(self.settings.stop_timeout + PATIENCE_S)
             if self._server is not None:
@@ -168,6 +192,8 @@ class Node:
         facts = stats(self.master)
         if self._jobs is not None:
             facts["tier"] = self._jobs.facts()
+        if self._cluster is not None:
+            facts |= self._cluster.facts()
         facts["node"] = {
             "name": self.settings.name,
             "uptime_s": time.monotonic() - self._started_s,
@@ -218,6 +244,29 @@ class Node:
             free = os.statvfs(settings.offload_dir)
             tier.bytes_limit = tier.bytes_used + free.f_bavail * free.f_frsize * 9 // 10
         return found
+
+    async def _join_cluster(self, url: str, faults: FaultTable) -> Cluster:
+        settings = self.settings
+        self._notifier.extend_timeout(settings.start_wait + PATIENCE_S)
+        host, _, port = (settings.listen or "127.0.0.1:0").rpartition(":")
+        secret = b"" if settings.cluster_secret_file is None else settings.cluster_secret_file.read_bytes().strip()
+        try:
+            found = open_directory(
+                url,
+                namespace=settings.directory_namespace,
+                liveness_ttl_s=settings.node_ttl,
+                tombstone_s=settings.tombstone_ttl,
+                timeout_s=settings.directory_timeout,
+            )
+            if faults.enabled:
+                found = FaultyDirectory(found, faults)
+            cluster = Cluster(
+                found, faults, host=host.strip("[]"), port=int(port), secret=secret, liveness_ttl_s=settings.node_ttl
+            )
+            await cluster.join(settings.name, settings.start_wait)
+        except DirectoryError as error:
+            raise NodeError(f"directory: {error}") from error
+        return cluster
 
     def _floor(self, found: list[TierRecord]) -> int:
         """No generation up to this one may be given again."""
@@ -287,6 +336,8 @@ def _master_config(settings: Settings, tier_nbytes_max: int) -> MasterConfig:
         free_high_nbytes=settings.free_high_bytes,
         tier_nbytes_max=tier_nbytes_max,
         offload_unpinned=settings.offload_unpinned,
+        has_peers=settings.directory is not None,
+        quarantine_nbytes_max=settings.quarantine_max_bytes or settings.pool_size // 8,
     )
 
 

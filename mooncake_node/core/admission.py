@@ -8,6 +8,7 @@ from itertools import islice
 
 from mooncake_client.codes import Code
 from mooncake_node.core.config import MasterConfig
+from mooncake_node.core.jobs import Found, Loading
 from mooncake_node.core.loads import Loads
 from mooncake_node.core.objects import Objects
 from mooncake_node.core.reclaim import Reclaim
@@ -33,8 +34,10 @@ class Admission:
         self._reclaim = reclaim
         self._sessions = sessions
         self.waiting = WaitingRoom()
-        self.loads = Loads(objects, reclaim)
+        self.loads = Loads(objects, reclaim, has_peers=config.has_peers)
         self.outbox: list[tuple[Waiter, Outcome]] = []
+        # Secondary replicas are served until then: whoever is cut off for longer would not hear of a remove.
+        self.secondaries_until_ns = 1 << 62
         # Gets answered at once from this node's memory.
         self.local_hits = 0
         # Soft-pinned objects whose last copy could not be read, in order of loss: key -> what happened.
@@ -51,7 +54,7 @@ class Admission:
             return answer
         waiter = self._enter(session, answer, put.key, now_ns, deadline_ns, put)
         if answer is Want.LOAD:
-            self._begin_load(self._table.current[put.key], now_ns)
+            self._begin_load(put.key, self._table.current[put.key], now_ns)
         return waiter
 
     def place(self, put: Put, now_ns: int) -> Replica | None:
@@ -99,21 +102,35 @@ class Admission:
         replica = self._table.current.get(key)
         if replica is not None:
             self.check_handle(session)
+            self.check_served(replica, now_ns)
             if replica.state is not ReplicaState.ON_DISK:
                 self.local_hits += 1
                 return self._objects.take(session, replica, now_ns)
-            waiter = self._enter(session, Want.LOAD, key, now_ns, deadline_ns)
-            self._begin_load(replica, now_ns)
-            return waiter
-        if key in self._table.writing:
+        elif key in self._table.writing:
             return self._enter(session, Want.READ, key, now_ns, deadline_ns)
-        raise self.missing(key)
+        elif not self._config.has_peers:
+            raise self.missing(key)
+        else:
+            self.check_handle(session)
+        waiter = self._enter(session, Want.LOAD, key, now_ns, deadline_ns)
+        self._begin_load(key, replica, now_ns)
+        return waiter
 
     def wait(self, session: Session, key: str, now_ns: int, deadline_ns: int) -> Waiter | None:
         """See Master.wait."""
-        if key in self._table.current:
+        if self.is_readable(key, now_ns):
             return None
         return self._enter(session, Want.PRESENCE, key, now_ns, deadline_ns)
+
+    def is_readable(self, key: str, now_ns: int) -> bool:
+        """Whether *key* can be read from this node, from its memory or its tier."""
+        replica = self._table.current.get(key)
+        return replica is not None and (replica.owner is None or now_ns < self.secondaries_until_ns)
+
+    def check_served(self, replica: Replica, now_ns: int) -> None:
+        """Refuse a secondary replica while this node is cut off: it may be removed elsewhere."""
+        if replica.owner is not None and now_ns >= self.secondaries_until_ns:
+            raise Refusal(Code.NOT_FOUND, f"this node is cut off from {replica.owner}, which owns the object")
 
     def missing(self, key: str) -> Refusal:
         """What is said of a key that is not readable, nor being written."""
@@ -131,21 +148,79 @@ class Admission:
 
     # -- load ----------------------------------------------------------------------------------------------------
 
-    def _begin_load(self, on_disk: Replica, now_ns: int) -> None:
-        if on_disk.key in self.loads.by_key:
+    def _begin_load(self, key: str, on_disk: Replica | None, now_ns: int) -> None:
+        if key in self.loads.by_key:
             self.loads.coalesced += 1
             return
-        loading = self.loads.begin(on_disk, now_ns)
-        if loading.into is None:
-            loading.waiter = Waiter(
-                session=self._loader,
-                want=Want.ROOM,
-                key=on_disk.key,
-                deadline_ns=_NEVER_NS,
-                began_ns=now_ns,
-                nbytes=on_disk.nbytes,
-            )
-            self.waiting.add(loading.waiter)
+        loading = self.loads.begin(key, on_disk, now_ns)
+        if loading.into is None and not loading.seeking:
+            self._queue(loading, now_ns)
+
+    def _queue(self, loading: Loading, now_ns: int) -> None:
+        """A load waits for room, among the puts."""
+        waiter = loading.waiter = Waiter(
+            session=self._loader,
+            want=Want.ROOM,
+            key=loading.key,
+            deadline_ns=_NEVER_NS,
+            began_ns=now_ns,
+            nbytes=loading.nbytes,
+        )
+        self.waiting.add(waiter)
+
+    def located(self, loading: Loading, found: Found | None, refusal: Refusal, now_ns: int) -> None:
+        """What other nodes have of a key; None: nothing, and *refusal* is what its readers are told."""
+        if self.loads.by_key.get(loading.key) is not loading:
+            return
+        loading.seeking = False
+        self._take_from(loading, found, refusal, now_ns)
+
+    def _take_from(self, loading: Loading, found: Found | None, refusal: Refusal, now_ns: int) -> None:
+        on_disk = loading.on_disk
+        # Of another generation: what this node has is being removed or replaced, and it will hear of that.
+        loading.found = None if on_disk and found and found.generation != on_disk.generation else found
+        if loading.found is None and on_disk is None:
+            self._fail(loading, self.missing(loading.key) if loading.key in self.lost else refusal, now_ns)
+        elif not self._objects.space.could_fit(loading.nbytes):
+            self._fail(loading, Refusal(Code.NO_SPACE, f"{loading.nbytes} bytes can never fit this pool"), now_ns)
+        elif not self.loads.go_on(loading, now_ns):
+            self._queue(loading, now_ns)
+
+    def _fail(self, loading: Loading, refusal: Refusal, now_ns: int) -> None:
+        self.loads.failed(loading)
+        for waiter in self.waiting.of_key(loading.key):
+            if waiter.want is Want.LOAD:
+                self._answer(waiter, refusal)
+        self.settle_key(loading.key, now_ns)
+
+    def pull_done(
+        self,
+        into: Replica,
+        failure: Refusal | None,
+        now_ns: int,
+        *,
+        again: Found | None,
+        from_disk: bool,
+        quiesced: bool,
+    ) -> None:
+        """A pull has ended; see Master.pull_done."""
+        if into.state is ReplicaState.DOOMED:
+            if quiesced:
+                self._objects.abandon(into)
+            return
+        loading = self.loads.by_key[into.key]
+        if failure is None:
+            self.loads.pulled(into, from_disk=from_disk)
+            self.settle_key(into.key, now_ns)
+            return
+        loading.into = loading.waiter = None
+        if quiesced:
+            self._objects.abandon(into)
+        else:
+            self._objects.set_in_quarantine(into)
+        if self._table.quarantine_nbytes + loading.nbytes > self._config.quarantine_nbytes_max:
+            again = None
+        self._take_from(loading, again, failure, now_ns)
 
     def load_done(self, into: Replica, failure: Refusal | None, *, gone: bool, now_ns: int) -> None:
         """A load has ended: those who waited for it hear of it. *gone*: there is no copy any more."""
@@ -163,7 +238,7 @@ class Admission:
     def end_load(self, key: str) -> None:
         """The load of *key* is for nothing: the object lost its name, or nobody waits for it."""
         loading = self.loads.give_up(key)
-        if loading.waiter is not None:
+        if isinstance(loading.waiter, Waiter):
             self.waiting.close(loading.waiter)
 
     def _lose(self, on_disk: Replica, failure: Refusal, now_ns: int) -> Refusal:
@@ -199,11 +274,28 @@ class Admission:
         if current is None:
             for waiter in waiters:
                 if waiter.open and waiter.want in (Want.READ, Want.LOAD):
-                    if key in self._table.writing:
-                        self.waiting.turn_into(waiter, Want.READ)
-                    else:
-                        told = "its writer gave up" if waiter.want is Want.READ else "it was removed"
-                        self._answer(waiter, Refusal(Code.NOT_FOUND, f"{told} before it could be read"))
+                    self._wait_on(waiter, now_ns)
+
+    def _wait_on(self, waiter: Waiter, now_ns: int) -> None:
+        """A reader of a key that is not readable waits on, if there is anything to wait for."""
+        key, was_loading = waiter.key, waiter.want is Want.LOAD
+        if was_loading and key in self.loads.by_key:
+            return
+        if key in self._table.writing:
+            self.waiting.turn_into(waiter, Want.READ)
+        elif self._config.has_peers and not was_loading:
+            # Its writer gave up, perhaps because another node has it.
+            self.waiting.turn_into(waiter, Want.LOAD)
+            self._begin_load(key, None, now_ns)
+        else:
+            told = "it was removed" if was_loading else "its writer gave up"
+            self._answer(waiter, Refusal(Code.NOT_FOUND, f"{told} before it could be read"))
+
+    def appeared(self, key: str) -> None:
+        """*key* is readable on another node."""
+        for waiter in self.waiting.of_key(key):
+            if waiter.want is Want.PRESENCE:
+                self._answer(waiter, None)
 
     def retry(self, now_ns: int) -> None:
         """Room came back, or others came into view: try those who wait for room, first come first."""
@@ -294,9 +386,9 @@ class Admission:
             return self._no_room(waiter.nbytes, waited_s, now_ns)
         if waiter.want is Want.LOAD:
             loading = self.loads.by_key.get(waiter.key)
-            if loading is not None and loading.into is None:
-                return self._no_room(loading.on_disk.nbytes, waited_s, now_ns)
-            return Refusal(Code.NOT_READY, f"still being read from disk after {waited_s:g} s")
+            if loading is not None and loading.into is None and not loading.seeking:
+                return self._no_room(loading.nbytes, waited_s, now_ns)
+            return Refusal(Code.NOT_READY, f"still on its way into memory after {waited_s:g} s")
         writer = self._sessions[self._table.writing[waiter.key].writer]
         return Refusal(
             Code.NOT_READY,

@@ -6,7 +6,7 @@ from mooncake_node.core.jobs import Load, Offload
 from mooncake_node.core.master import Master
 from mooncake_node.core.replica import Rank, Replica, ReplicaState, Shelf
 from mooncake_node.core.space import footprint
-from mooncake_node.core.waiting import PUTS_RETRIED_MAX, PutMode, Want
+from mooncake_node.core.waiting import PUTS_RETRIED_MAX, PutMode, Waiter, Want
 
 # Readers by the index never see these; a stashed one keeps its record as long as it may be pinned.
 _UNLISTED = (ReplicaState.WRITING, ReplicaState.DOOMED, ReplicaState.QUARANTINED, ReplicaState.ON_DISK)
@@ -53,7 +53,8 @@ def _check_states(master: Master) -> None:
 
 
 def _is_kept(master: Master, replica: Replica) -> bool:
-    return replica.refs > 0 or replica.transfers > 0 or replica.pinned or master.objects.leases.runs_on(replica)
+    used = replica.refs > 0 or replica.transfers > 0 or replica.loans > 0 or replica.pinned
+    return used or master.objects.leases.runs_on(replica)
 
 
 def _check_room(master: Master) -> None:
@@ -82,10 +83,10 @@ def _check_lists(master: Master) -> None:
         if replica.shelf in (Shelf.ACTIVE, Shelf.INACTIVE):
             listed.append(replica)
             assert replica.state is ReplicaState.COMPLETE
-            assert replica.refs == replica.transfers == 0, "a victim that is read"
+            assert replica.refs == replica.transfers == replica.loans == 0, "a victim that is read"
             assert not replica.pinned, "a victim that is pinned"
             assert not replica.contract.hardpin
-            if replica.copy is not None:
+            if replica.copy is not None or replica.owner is not None:
                 assert replica.rank is Rank.CLEAN
             else:
                 assert replica.rank is (Rank.PINNED if replica.contract.softpin else Rank.PLAIN)
@@ -101,13 +102,17 @@ def _check_loads(master: Master) -> None:
     objects, loads = master.objects, master.admission.loads
     filled = {}
     for key, loading in loads.by_key.items():
-        assert master.table.current[key] is loading.on_disk
-        assert loading.on_disk.state is ReplicaState.ON_DISK
+        assert loading.key == key
+        assert master.table.current.get(key) is loading.on_disk, "a load of what is there"
+        if loading.on_disk is not None:
+            assert loading.on_disk.state is ReplicaState.ON_DISK
         if loading.into is not None:
             filled[key] = loading.into
-            assert loading.into.generation == loading.on_disk.generation
-        else:
-            assert loading.waiter is not None
+            source = loading.found or loading.on_disk
+            assert source is not None
+            assert loading.into.generation == source.generation
+        elif not loading.seeking:
+            assert isinstance(loading.waiter, Waiter)
             assert loading.waiter.open, "a load that nobody goes on with"
     assert master.table.loading == filled
     for key, replica in master.table.current.items():
@@ -133,7 +138,7 @@ def _check_index(master: Master) -> None:
             assert replica.record < 0, "in the index without being readable in memory"
     pinned = {replica.replica_id: replica for replica in master.table.all_replicas() if replica.pinned}
     assert index.kept == pinned
-    assert index.unlisted == sum(replica.record < 0 for replica in master.table.current.values())
+    assert index.unlisted == index.elsewhere + sum(replica.record < 0 for replica in master.table.current.values())
 
 
 def _readable(master: Master) -> list[Replica]:

@@ -23,4 +23,6 @@ class MasterConfig(msgspec.Struct, frozen=True, kw_only=True):
     free_high_nbytes: int = 0
     tier_nbytes_max: int = 0  # what the offload tier may take; 0: there is none
     offload_unpinned: bool = False  # write ordinary objects to the tier too, instead of dropping them
+    has_peers: bool = False  # what is not on this node may be on another
+    quarantine_nbytes_max: int = 1 << 62  # of failed transfers that may still write; beyond it none is begun
     tier_retry_ns: int = SECOND_NS  # after a failed or refused write nothing is written for so long

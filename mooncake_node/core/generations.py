@@ -27,6 +27,10 @@ class GenerationClock:
         self._last = max(self._last + 1, ticks)
         return self._last << SLOT_BITS | self._slot
 
+    def observe(self, generation: int) -> None:
+        """Another node has given that generation: the next one here is larger."""
+        self._last = max(self._last, generation >> SLOT_BITS)
+
     def reach(self, until_ns: int) -> int:
         """No generation given up to that time will be larger, unless more than 4,096 are asked for in a millisecond."""
         ticks = ((until_ns + self._offset_ns) // 1_000_000 + 1) << SEQUENCE_BITS

@@ -13,20 +13,32 @@ from mooncake_node.core.replica import Replica
 class IndexPins:
     """Writes `pinned` of every replica, and what the index says."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: Readers, *, elsewhere: int = 0) -> None:
+        """*elsewhere*: 1 if what is not on this node may be on another, so that not to find it says nothing."""
         self.readers = readers
+        self.elsewhere = elsewhere
         # All and only the replicas that are `pinned`.
         self.kept: dict[int, Replica] = {}
         # Some of them have just been hidden and not been looked for yet, or a reader has let go of one.
         self.sweep_due = False
-        # Of the objects readable by key, how many have no place in the index.
-        self.unlisted = 0
+        # Of the objects readable by key, how many have no place in the index; those elsewhere count as one more.
+        self.unlisted = elsewhere
+        if elsewhere:
+            readers.set_unlisted(elsewhere)
 
     def publish(self, replica: Replica) -> None:
         """*replica*, in memory, is readable by key from here on."""
-        self.readers.list(replica)
+        # A secondary one may have to be hidden at any time, from readers who ask nobody.
+        if replica.owner is None:
+            self.readers.list(replica)
         if replica.record < 0:
             self.count_unlisted(1)
+
+    def promote(self, replica: Replica) -> None:
+        """*replica*, which was secondary, is this node's own."""
+        self.readers.list(replica)
+        if replica.record >= 0:
+            self.count_unlisted(-1)
 
     def withdraw(self, replica: Replica, *, is_cleared: bool = False) -> None:
         """*replica* is no longer readable by key. Kept as pinned until `sweep` has looked, if somebody may have it."""
@@ -42,8 +54,8 @@ class IndexPins:
     def clear(self) -> None:
         """Nothing is readable by key any more; `withdraw` follows for each."""
         self.readers.hide_all()
-        self.unlisted = 0
-        self.readers.set_unlisted(0)
+        self.unlisted = self.elsewhere
+        self.readers.set_unlisted(self.unlisted)
 
     def take_out(self, replicas: Sequence[Replica]) -> list[Replica]:
         """Take replicas out of the index that are to leave memory, but for those that are pinned; the ones taken out.

@@ -52,6 +52,11 @@ class Leases:
         granted = self._granted.get(replica_id)
         return None if granted is None else granted.replica
 
+    def is_running(self, replica: Replica, token: int, now_ns: int) -> bool:
+        """Whether that lease on *replica* runs."""
+        granted = self._granted.get(replica.replica_id)
+        return granted is not None and granted.expiry_of.get(token, 0) > now_ns
+
     def release(self, replica: Replica, token: int, now_ns: int) -> bool:
         """End one lease early; True if no other runs. A repeated, stale or foreign token changes nothing: False."""
         granted = self._granted.get(replica.replica_id)

@@ -12,7 +12,7 @@ from mooncake_node.core.admission import Admission
 from mooncake_node.core.config import MasterConfig
 from mooncake_node.core.disk import Disk
 from mooncake_node.core.generations import GenerationClock
-from mooncake_node.core.jobs import Amend, Job
+from mooncake_node.core.jobs import Amend, Errand, Found, Job, Loading
 from mooncake_node.core.objects import Objects
 from mooncake_node.core.readers import NoReaders, Readers
 from mooncake_node.core.reclaim import Reclaim
@@ -50,6 +50,7 @@ class Master:
         self.outbox: list[tuple[Waiter, Outcome]] = self.admission.outbox
         # What the shell is to do.
         self.jobs: list[Job] = self.objects.jobs
+        self.errands: list[Errand] = self.objects.errands
         # Raised by every clear; a put that began under a lower one never shows up (SPEC 6, rule 6).
         self.clear_epoch = 0
         self._last_session_id = 0
@@ -168,10 +169,15 @@ class Master:
         """None if *key* is readable, else a waiter that is answered when it is."""
         return self.admission.wait(session, key, now_ns, deadline_ns)
 
-    def readable(self, key: str) -> Replica:
+    def is_readable(self, key: str, now_ns: int) -> bool:
+        """Whether *key* can be read from this node: no reference, no lease, no recency."""
+        return self.admission.is_readable(key, now_ns)
+
+    def readable(self, key: str, now_ns: int) -> Replica:
         """The readable replica of *key*, without a reference and without touching recency."""
         replica = self.table.current.get(key)
         if replica is not None:
+            self.admission.check_served(replica, now_ns)
             return replica
         if key in self.table.writing:
             raise Refusal(Code.NOT_READY, "being written")
@@ -186,7 +192,7 @@ class Master:
 
     def get_replica_list(self, key: str, now_ns: int) -> tuple[Replica, int]:
         """The replica of *key*, and the token of a lease on its memory; 0 if it is on disk, where nothing is leased."""
-        replica = self.readable(key)
+        replica = self.readable(key, now_ns)
         if replica.state is ReplicaState.ON_DISK:
             return replica, 0
         return replica, self.objects.lease(replica, now_ns)
@@ -213,14 +219,34 @@ class Master:
         self._changed(key, now_ns)
         return True
 
-    def clear(self, now_ns: int) -> int:
+    def drop(self, key: str, generation: int, now_ns: int) -> bool:
+        """*generation* of *key* and all before it were removed or replaced, and the directory has them no more.
+
+        False if there was none of them here. A put under way is not touched: what it makes is newer.
+        """
+        self.objects.clock.observe(generation)
+        replica = self.table.current.get(key)
+        loading = self.admission.loads.by_key.get(key)
+        if replica is not None and replica.generation <= generation:
+            replica.told = False
+            self.objects.remove(replica, now_ns)
+        elif loading is not None and loading.found is not None and loading.found.generation <= generation:
+            replica = None
+        else:
+            return False
+        self._changed(key, now_ns)
+        return replica is not None
+
+    def clear(self, now_ns: int, epoch: int | None = None) -> int:
         """Take every key away in one step: nothing put or begun before can be read from here on.
+
+        *epoch*: the clear epoch from here on; None: the next.
 
         Returns how many objects were readable. Their room comes back through `reap`, in bounded steps. What the tier
         has is the shell's to remove, in one go.
         """
         del now_ns
-        self.clear_epoch += 1
+        self.clear_epoch = self.clear_epoch + 1 if epoch is None else epoch
         self.admission.refuse_all(Refusal(Code.NOT_FOUND, "cleared by remove_all while it waited"))
         self.admission.lost.clear()
         for replica in list(self.table.writing.values()):
@@ -239,13 +265,13 @@ class Master:
 
     def pin(self, key: str, ttl_ns: int | None, now_ns: int) -> None:
         """Give a readable object a soft pin from now on (None: until removed; 0: none), replacing the one it has."""
-        replica = self.readable(key)
+        replica = self.readable(key, now_ns)
         self.pins.pin(replica, ttl_ns, now_ns)
         self._amend(replica)
 
-    def unpin(self, key: str) -> None:
+    def unpin(self, key: str, now_ns: int) -> None:
         """End the soft pin of a readable object."""
-        replica = self.readable(key)
+        replica = self.readable(key, now_ns)
         self.pins.unpin(replica)
         self._amend(replica)
 
@@ -269,6 +295,78 @@ class Master:
         """A `Load` has ended: its room is filled, or it failed; *gone*: the copy is no more, nor will it come back."""
         self.admission.load_done(replica, failure, gone=gone, now_ns=now_ns)
         self.admission.retry(now_ns)
+
+    # -- other nodes ---------------------------------------------------------------------------------------------
+
+    def located(self, loading: Loading, found: Found | None, refusal: Refusal, now_ns: int) -> None:
+        """A `Locate` has ended: what other nodes have. None: nothing, and *refusal* is what readers are told."""
+        self.admission.located(loading, found, refusal, now_ns)
+        self.admission.retry(now_ns)
+
+    def pull_done(
+        self,
+        into: Replica,
+        failure: Refusal | None,
+        now_ns: int,
+        *,
+        again: Found | None = None,
+        from_disk: bool = False,
+        quiesced: bool = True,
+    ) -> None:
+        """A `Pull` has ended: its room is filled and the directory knows, or it failed.
+
+        *again*: where it is to be tried once more, in another room. Not *quiesced*: it may still write; then
+        `pull_quiesced` follows. If the pull was given up meanwhile the directory has to be told by the caller.
+        """
+        self.admission.pull_done(into, failure, now_ns, again=again, from_disk=from_disk, quiesced=quiesced)
+        self.admission.retry(now_ns)
+
+    def pull_quiesced(self, into: Replica, now_ns: int) -> None:
+        """Nothing is written any more into the room of a pull that had ended before."""
+        self.objects.abandon(into)
+        self.admission.retry(now_ns)
+
+    def withdrawn(self, replica: Replica, now_ns: int) -> None:
+        """A `Withdraw` has ended that held its replica."""
+        self.objects.withdrawn(replica, now_ns)
+        self.admission.retry(now_ns)
+
+    def lend(self, key: str, replica_id: int, generation: int, token: int, now_ns: int) -> Replica:
+        """A transfer to another node reads that replica, under its lease; until `give_back`."""
+        replica = self.objects.leases.find(replica_id)
+        if replica is None or replica.key != key or replica.generation != generation:
+            raise Refusal(Code.NOT_FOUND, "no such replica here any more")
+        if not self.objects.leases.is_running(replica, token, now_ns):
+            raise Refusal(Code.LEASE_EXPIRED, "the lease has ended")
+        self.objects.lend(replica)
+        return replica
+
+    def give_back(self, replica: Replica, now_ns: int) -> None:
+        """That transfer is over."""
+        self.objects.give_back(replica, now_ns)
+        self.admission.retry(now_ns)
+
+    def promote(self, replica: Replica) -> None:
+        """The owner of a secondary replica is no more, and this node was made the owner."""
+        self.objects.promote(replica)
+
+    def serve_secondaries_until(self, until_ns: int) -> None:
+        """Secondary replicas may be read up to that time; who is cut off for longer might not hear of a remove."""
+        self.admission.secondaries_until_ns = until_ns
+
+    def appeared(self, key: str) -> None:
+        """*key* is readable on another node: whoever waits for that is told."""
+        self.admission.appeared(key)
+
+    def renumber(self, replica: Replica, newest: int, now_ns: int) -> None:
+        """Give an unpublished replica a generation above *newest*, which another node has given."""
+        assert replica.state is ReplicaState.WRITING
+        self.objects.clock.observe(newest)
+        replica.generation = self.objects.clock.next(now_ns)
+
+    def reserved(self, session: Session, replica_id: int) -> Replica:
+        """The reservation of that client."""
+        return self._reservation(session, replica_id)
 
     def adopt(
         self,

@@ -12,16 +12,16 @@ from mooncake_node.core.config import MasterConfig
 from mooncake_node.core.disk import Disk
 from mooncake_node.core.generations import GenerationClock
 from mooncake_node.core.index_pins import IndexPins
-from mooncake_node.core.jobs import Delete, Job, Offload
+from mooncake_node.core.jobs import Delete, Errand, Found, Job, Offload, Retell, Withdraw
 from mooncake_node.core.leases import Leases
 from mooncake_node.core.lists import Lists
 from mooncake_node.core.pins import Pins
 from mooncake_node.core.readers import Readers
-from mooncake_node.core.replica import Rank, Replica, ReplicaState, Shelf
+from mooncake_node.core.replica import PLAIN, Rank, Replica, ReplicaState, Shelf
 from mooncake_node.core.sessions import Handle, Held, Session
 from mooncake_node.core.space import Space, footprint
 from mooncake_node.core.table import MetaMap
-from mooncake_node.core.waiting import Put
+from mooncake_node.core.waiting import Put, PutMode
 
 _COMPLETE, _ISOLATED, _STASHED, _ON_DISK = (
     ReplicaState.COMPLETE,
@@ -55,24 +55,28 @@ class Objects:
         self.counters = Counters()
         # For the shell, which empties it after each call.
         self.jobs: list[Job] = []
+        self.errands: list[Errand] = []
         # All and only the replicas with bytes in G, by offset.
         self.at: dict[int, Replica] = {}
         # On their way to disk; their room comes back if that succeeds.
         self.isolated_nbytes = 0
+        # Without a name, and kept until their entries are withdrawn from the directory.
+        self.leaving_nbytes = 0
         # Somebody who waits for room may find some.
         self.room_came_back = False
-        self.index = IndexPins(readers)
+        self.index = IndexPins(readers, elsewhere=int(config.has_peers))
         self._offload_unpinned = config.offload_unpinned
-        self._clock = clock
+        self.clock = clock
         self._last_replica_id = 0
 
     # -- put ---------------------------------------------------------------------------------------------------------
 
     def begin(self, put: Put, offset: int, writer: int, now_ns: int) -> Replica:
         """A reservation of a new generation, at *offset*."""
-        replica = self._make(put.key, self._clock.next(now_ns), put.nbytes, put.kind, offset, now_ns)
+        replica = self._make(put.key, self.clock.next(now_ns), put.nbytes, put.kind, offset, now_ns)
         replica.contract = put.contract
         replica.writer = writer
+        replica.replaces = put.mode is PutMode.UPSERT
         self.table.add_writing(replica)
         self.pins.reserve(replica)
         return replica
@@ -83,7 +87,7 @@ class Objects:
 
     def place(self, put: Put, offset: int, now_ns: int) -> Replica:
         """A new generation at *offset* that no table knows of until `publish_placed`."""
-        replica = self._make(put.key, self._clock.next(now_ns), put.nbytes, put.kind, offset, now_ns)
+        replica = self._make(put.key, self.clock.next(now_ns), put.nbytes, put.kind, offset, now_ns)
         replica.contract = put.contract
         return replica
 
@@ -152,6 +156,7 @@ class Objects:
             self._released(replica, now_ns)
         for replica in self.pins.expire(now_ns):
             self.contract_changed(replica)
+            self._retell(replica)
 
     def contract_changed(self, replica: Replica) -> None:
         """List a readable replica as its present contract says."""
@@ -179,6 +184,8 @@ class Objects:
         self.index.withdraw(replica, is_cleared=is_cleared)
         if not is_cleared and (replica.copy is not None or replica.transfers):
             self.jobs.append(Delete(replica))
+        if replica.told:
+            self._withdraw(replica, is_cleared=is_cleared)
         if replica.copy is not None:
             self.disk.forget(replica)
         if replica.state is _ISOLATED:
@@ -203,7 +210,8 @@ class Objects:
         going: list[Replica] = []
         for victim in victims:
             is_pinned = victim.contract.softpin
-            if victim.copy is not None or not (is_pinned or self._offload_unpinned):
+            is_spare = victim.copy is not None or victim.owner is not None
+            if is_spare or not (is_pinned or self._offload_unpinned):
                 going.append(victim)
             elif not self._offload(victim, now_ns):
                 if is_pinned:
@@ -284,12 +292,34 @@ class Objects:
     def publish_loaded(self, replica: Replica) -> None:
         """The object is in memory again, and its copy stays: clean."""
         on_disk = self.table.publish_loaded(replica)
-        replica.since_ns = on_disk.since_ns
+        replica.since_ns, replica.told, replica.checksum = on_disk.since_ns, on_disk.told, on_disk.checksum
         self.pins.hand_over(on_disk, replica)
         self.disk.hand_over(on_disk, replica)
         self.index.publish(replica)
         self.index.withdraw(on_disk)
         self._list(replica)
+        self._retell(replica)
+
+    def begin_pull(self, key: str, found: Found, offset: int, now_ns: int) -> Replica:
+        """Room, at *offset*, for a copy of what another node has."""
+        replica = self._make(key, found.generation, found.nbytes, found.kind, offset, now_ns)
+        self.table.add_loading(replica)
+        return replica
+
+    def publish_pulled(self, replica: Replica, found: Found) -> None:
+        """The copy is complete, and the directory has it: a secondary replica."""
+        replica.owner, replica.told = found.owner, True
+        replica.remembered, replica.softpin_until_ns = found.contract, found.softpin_until_ns
+        replaced = self.table.publish_pulled(replica)
+        self.index.publish(replica)
+        if replaced is not None:
+            replaced.told = False  # what the directory has is the new one
+            self.retire(replaced, replica.since_ns)
+        self._list(replica)
+
+    def set_in_quarantine(self, replica: Replica) -> None:
+        """The transfer into *replica* has failed and may still write."""
+        self.table.set_in_quarantine(replica)
 
     def drop_copy(self, replica: Replica) -> None:
         """The copy of a replica in memory is there no more."""
@@ -305,6 +335,43 @@ class Objects:
         self.pins.adopt(found)
         self.disk.add(found, record)
         self.index.count_unlisted(1)
+
+    # -- other nodes -------------------------------------------------------------------------------------------------
+
+    def lend(self, replica: Replica) -> None:
+        """A transfer to another node reads the memory of a leased replica from here on."""
+        replica.loans += 1
+
+    def give_back(self, replica: Replica, now_ns: int) -> None:
+        """That transfer is over."""
+        replica.loans -= 1
+        self._released(replica, now_ns)
+
+    def withdrawn(self, replica: Replica, now_ns: int) -> None:
+        """The directory has *replica* no more; it was kept for that."""
+        self.leaving_nbytes -= footprint(replica.nbytes)
+        self.give_back(replica, now_ns)
+
+    def promote(self, replica: Replica) -> None:
+        """A secondary replica is the owner's from here on, under the contract it has remembered."""
+        replica.owner = None
+        replica.contract, replica.remembered = replica.remembered or PLAIN, None
+        self.pins.adopt(replica)
+        self.index.promote(replica)
+        self.contract_changed(replica)
+
+    def _withdraw(self, replica: Replica, *, is_cleared: bool) -> None:
+        """An entry is withdrawn before the memory is freed; after a clear nobody believes it any more."""
+        replica.told = False
+        is_held = not is_cleared and replica.state is not _ON_DISK
+        if is_held:
+            replica.loans += 1
+            self.leaving_nbytes += footprint(replica.nbytes)
+        self.errands.append(Withdraw(replica, is_held))
+
+    def _retell(self, replica: Replica) -> None:
+        if replica.told:
+            self.errands.append(Retell(replica))
 
     # -- how it is done ----------------------------------------------------------------------------------------------
 
@@ -326,7 +393,7 @@ class Objects:
         # Not if a clear has cut it off: a victim is found by its name.
         if _is_victim(replica) and self.table.current.get(replica.key) is replica:
             rank = Rank.PLAIN
-            if replica.copy is not None:
+            if replica.copy is not None or replica.owner is not None:
                 rank = Rank.CLEAN
             elif replica.contract.softpin:
                 rank = Rank.PINNED
@@ -397,6 +464,7 @@ class Objects:
         self.table.leave_memory(replica)
         self.disk.memory_gone(replica)
         self._free(replica)
+        self._retell(replica)
 
     def _forget(self, replica: Replica) -> None:
         self.table.forget(replica)

@@ -128,11 +128,11 @@ class Reclaim:
         """How much more must be on its way out for the head of the queue."""
         if head is None or self.windows.is_kept_for(head):
             return 0
-        return head.nbytes - self._objects.isolated_nbytes
+        return head.nbytes - self._objects.isolated_nbytes - self._objects.leaving_nbytes
 
     def _short_nbytes(self) -> int:
         """How much more should be on its way out, so that those who come find room."""
-        free_nbytes = self._space.bytes_free + self._objects.isolated_nbytes
+        free_nbytes = self._space.bytes_free + self._objects.isolated_nbytes + self._objects.leaving_nbytes
         if free_nbytes < self._config.free_low_nbytes:
             self._is_short = True
         elif free_nbytes >= self._config.free_high_nbytes:

@@ -87,6 +87,7 @@ class Replica(msgspec.Struct, gc=False, eq=False):
     writer: int = 0  # session that reserved it; 0 once published, and while the tier fills it
     refs: int = 0  # live handles, over all sessions
     transfers: int = 0  # jobs that read its memory
+    loans: int = 0  # transfers to other nodes that read its memory; one more while its entry is withdrawn
     leased_until_ns: int = 0  # a lease runs while this lies in the future
     softpin_until_ns: int | None = None  # None: no deadline
     copy: DiskCopy | None = None  # on disk; None: memory is all there is
@@ -95,7 +96,12 @@ class Replica(msgspec.Struct, gc=False, eq=False):
     accessed: bool = False  # used since reclaim last looked at it
     record: int = -1  # its place in the shared index; negative: none
     pinned: bool = False  # a reader has it pinned there, as far as is known
+    replaces: bool = False  # published, it may take the place of what is there (upsert)
+    told: bool = False  # the directory has it, as far as is known
+    owner: str | None = None  # the node whose replica carries the contract, of a secondary one; None: this node
+    remembered: Contract | None = None  # of a secondary one: the object's contract, in case its owner dies
+    checksum: int = -1  # XXH3-64 of its bytes; negative: not computed yet
 
     def is_kept(self, now_ns: int) -> bool:
         """Somebody reads its memory, or may: it cannot be freed."""
-        return self.refs > 0 or self.transfers > 0 or self.pinned or self.leased_until_ns > now_ns
+        return self.refs > 0 or self.transfers > 0 or self.loans > 0 or self.pinned or self.leased_until_ns > now_ns

@@ -18,7 +18,8 @@ class MetaMap:
         # All and only the WRITING ones that a client fills: at most one of a key, beside a current one only for an
         # upsert.
         self.writing: dict[str, Replica] = {}
-        # All and only the WRITING ones that are filled from the tier: beside a current one that is ON_DISK.
+        # All and only the WRITING ones that are filled from the tier, beside a current one that is ON_DISK, or from
+        # another node.
         self.loading: dict[str, Replica] = {}
         # All and only the STASHED, DOOMED and QUARANTINED ones, by replica_id. Generations of one key may coexist.
         self.stash: dict[int, Replica] = {}
@@ -40,10 +41,9 @@ class MetaMap:
         self.writing_nbytes += replica.nbytes
 
     def add_loading(self, replica: Replica) -> None:
-        """Register a reservation that the tier fills; its key must be ON_DISK."""
+        """Register a reservation that the tier or another node fills."""
         assert replica.state is _WRITING
         assert replica.key not in self.loading
-        assert self.current[replica.key].state is _ON_DISK
         self.loading[replica.key] = replica
         self.writing_nbytes += replica.nbytes
 
@@ -74,6 +74,21 @@ class MetaMap:
         self.current[replica.key] = replica
         return on_disk
 
+    def publish_pulled(self, replica: Replica) -> Replica | None:
+        """WRITING → COMPLETE: a copy from another node. Returns what it replaced, now without a name."""
+        self._move(replica, _COMPLETE)
+        self._drop_writing(replica)
+        replaced = self.current.get(replica.key)
+        self.current[replica.key] = replica
+        return replaced
+
+    def set_in_quarantine(self, replica: Replica) -> None:
+        """WRITING → QUARANTINED: a transfer into it has failed and may still write."""
+        self._move(replica, _QUARANTINED)
+        self._drop_writing(replica)
+        self.quarantine[replica.replica_id] = replica
+        self.quarantine_nbytes += replica.nbytes
+
     def isolate(self, replica: Replica) -> None:
         """COMPLETE → ISOLATED: on its way to disk, and readable all the while."""
         self._move(replica, _ISOLATED)
@@ -91,12 +106,15 @@ class MetaMap:
         return self.current.pop(key)
 
     def abandon_writing(self, replica: Replica) -> None:
-        """A writer gave up or died: → GONE. The caller frees the room in the same step."""
+        """A writer gave up or died, or a transfer is over: → GONE. The caller frees the room in the same step."""
         if replica.state is _WRITING:
             self._drop_writing(replica)
-        else:
+        elif replica.state is _DOOMED:
             del self.doomed[replica.replica_id]
             self.doomed_nbytes -= replica.nbytes
+        else:
+            del self.quarantine[replica.replica_id]
+            self.quarantine_nbytes -= replica.nbytes
         self._move(replica, _GONE)
 
     def doom(self, replica: Replica) -> None:

@@ -66,13 +66,14 @@ class Loan(Protocol):
     nbytes: int
 
     def parts(self) -> AsyncIterator[memoryview]:
-        """All of them in order, in parts; each is good until the next is asked for."""
+        """All of them in order, in parts; each is good until the next is asked for.
+
+        RefusedError in the middle if the others cannot be had.
+        """
 
 
 class Lender(Protocol):
     """The sending node's own side: what a plane asks for the bytes it sends."""
 
-    def lend(
-        self, key: str, replica_id: int, generation: int, lease_token: int
-    ) -> AbstractAsyncContextManager[Loan]:
+    def lend(self, key: str, replica_id: int, generation: int, lease_token: int) -> AbstractAsyncContextManager[Loan]:
         """A loan of a replica as described; RefusedError on entry if it is not there like that any more."""

@@ -15,12 +15,14 @@ Send = Callable[[wire.Message], None]
 class Client:
     """Its session in the core, how to reach it, and its open listings."""
 
-    __slots__ = ("next_cursor", "scans", "send", "session")
+    __slots__ = ("far_scans", "next_cursor", "scans", "send", "session")
 
     def __init__(self, session: Session, send: Send) -> None:
         self.session = session
         self.send = send
         self.scans: dict[int, Scan] = {}
+        # Listings that have come to what other nodes have; the server of a cluster knows what is in them.
+        self.far_scans: dict[int, object] = {}
         self.next_cursor = 1
 
 

@@ -34,17 +34,17 @@ class Looks:
             wire.Stats: self._stats,
         }
 
-    def _exists(self, _client: Client, request: wire.Exists, _now_ns: int) -> wire.Message:
+    def _exists(self, _client: Client, request: wire.Exists, now_ns: int) -> wire.Message:
         check_batch(request.keys)
-        current = self.master.table.current
-        return wire.Flags(request.request_id, [key in current for key in request.keys])
+        is_readable = self.master.is_readable
+        return wire.Flags(request.request_id, [is_readable(key, now_ns) for key in request.keys])
 
     def _info(self, _client: Client, request: wire.Info, now_ns: int) -> wire.Message:
         check_batch(request.keys)
         found: list[Replica | wire.Failure] = []
         for key in request.keys:
             try:
-                found.append(self.master.readable(key))
+                found.append(self.master.readable(key, now_ns))
             except Refusal as refusal:
                 found.append(failure(refusal))
         infos = iter(self._infos([item for item in found if isinstance(item, Replica)], now_ns))

@@ -52,13 +52,18 @@ class Service:
         node_facts: Callable[[], dict[str, Any]],
         timeout_max_ns: int,
         jobs: TierJobs | None = None,
+        start_errands: Callable[[], None] | None = None,
     ) -> None:
-        """*store* puts an object's bytes at an offset of G; *node_facts* is what `stats` shows; *jobs*: with a tier."""
+        """*store* puts an object's bytes at an offset of G; *node_facts* is what `stats` shows; *jobs*: with a tier.
+
+        *start_errands* begins what the core asks of other nodes, where there are any.
+        """
         self.master = master
         self.faults = faults
         self._store = store
         self._timeout_max_ns = timeout_max_ns
         self._jobs = jobs
+        self._start_errands = start_errands
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
         self._timer_ns = 0
@@ -137,6 +142,8 @@ class Service:
             master.outbox.clear()
             for waiter, outcome in outbox:
                 _answer(waiter, outcome_item(outcome))
+        if master.errands and self._start_errands is not None:
+            self._start_errands()
         if master.jobs and self._jobs is not None:
             self._jobs.start()
         deadline_ns = master.next_deadline_ns(time.monotonic_ns())
@@ -214,7 +221,7 @@ class Service:
 
     def _put_bytes(self, client: Client, request: wire.PutBytes, now_ns: int) -> wire.Message | None:
         check_batch(request.puts)
-        _check_carried(request)
+        check_carried(request)
         master, session, store = self.master, client.session, self._store
         items: list[wire.Published | wire.Failure | wire.Deferred] = []
         for spec, data in zip(request.puts, request.data, strict=True):
@@ -257,7 +264,7 @@ class Service:
         waiter = self.master.wait(client.session, request.key, now_ns, deadline_ns)
         if waiter is None:
             return wire.Done(request.request_id)
-        self._enter(client, waiter, Pending(request.request_id, _waited))
+        self._enter(client, waiter, Pending(request.request_id, waited))
         return None
 
     def _enter(self, client: Client, waiter: Waiter, pending: Pending) -> None:
@@ -280,7 +287,7 @@ class Service:
 
     def _remove(self, client: Client, request: wire.Remove, now_ns: int) -> wire.Message | None:
         check_batch(request.keys)
-        _check_changes(client)
+        check_changes(client)
         remove, generation = self.master.remove, request.generation
         flags = [remove(key, now_ns, generation) for key in request.keys]
         return self._when_on_disk(client, wire.Flags(request.request_id, flags))
@@ -294,21 +301,21 @@ class Service:
         return None
 
     def _pin(self, client: Client, request: wire.Pin, now_ns: int) -> wire.Message | None:
-        _check_changes(client)
+        check_changes(client)
         ttl_ns = None if request.ttl_ms is None else request.ttl_ms * MS_NS
         self.master.pin(request.key, ttl_ns, now_ns)
         return self._when_on_disk(client, wire.Done(request.request_id))
 
-    def _unpin(self, client: Client, request: wire.Unpin, _now_ns: int) -> wire.Message | None:
-        _check_changes(client)
-        self.master.unpin(request.key)
+    def _unpin(self, client: Client, request: wire.Unpin, now_ns: int) -> wire.Message | None:
+        check_changes(client)
+        self.master.unpin(request.key, now_ns)
         return self._when_on_disk(client, wire.Done(request.request_id))
 
     # -- walks over many objects -------------------------------------------------------------------------------------
 
     def _start_walk(self, client: Client, request: wire.Request, _now_ns: int) -> None:
         walk = self._walks_by_type[type(request)]
-        _check_changes(client)
+        check_changes(client)
 
         async def answer() -> None:
             count = await walk(client, request)
@@ -358,14 +365,16 @@ def _answer(waiter: Waiter, item: object) -> None:
         send(reply)
 
 
-def _waited(request_id: int, items: list[Any]) -> wire.Message:
+def waited(request_id: int, items: list[Any]) -> wire.Message:
+    """The answer to Wait."""
     item = items[0]
     if isinstance(item, wire.Failure):
         return wire.Failed(request_id, item.code, item.message)
     return wire.Done(request_id)
 
 
-def _check_carried(request: wire.PutBytes) -> None:
+def check_carried(request: wire.PutBytes) -> None:
+    """Refuse bytes that are not what their puts say."""
     lengths = [data.nbytes for data in request.data]
     if lengths != [spec.nbytes for spec in request.puts]:
         raise Refusal(Code.INVALID_ARGUMENT, "the bytes carried are not as long as their puts say")
@@ -373,6 +382,7 @@ def _check_carried(request: wire.PutBytes) -> None:
         raise Refusal(Code.INVALID_ARGUMENT, f"a message carries objects of up to {wire.CARRIED_NBYTES_MAX} bytes")
 
 
-def _check_changes(client: Client) -> None:
+def check_changes(client: Client) -> None:
+    """Refuse changes by a client that only reads."""
     if client.session.readonly:
         raise Refusal(Code.INVALID_ARGUMENT, "this client attached with readonly=True")

@@ -160,4 +160,5 @@ def _did_you_mean(key: str, prefix: str = "") -> str:
 
 def _shown(value: object) -> str:
     text = str(value) if isinstance(value, Path) else repr(value)
+    text = re.sub(r"://[^@/]*@", "://…@", text)  # who and by what password is nobody's business
     return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}…"

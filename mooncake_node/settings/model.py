@@ -104,6 +104,35 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float, rules.seconds("Longest deadline a request may ask for.", 1.0, 7 * 86400.0)
     ] = 3600.0
 
+    listen: Annotated[
+        str | None,
+        rules.optional(rules.endpoint("Where other nodes reach this one; none: any port of 127.0.0.1, in a cluster.")),
+    ] = None
+    directory: Annotated[
+        str | None,
+        rules.optional(rules.directory_url("The server that knows which node has what; none: this node is alone.")),
+    ] = None
+    directory_namespace: Annotated[str, rules.namespace("Which cluster, of those that share a directory server.")] = (
+        "mooncake"
+    )
+    directory_timeout: Annotated[
+        float,
+        rules.seconds("After so long without an answer the directory is away, and work goes on here.", 0.01, 60.0),
+    ] = 0.5
+    cluster_secret_file: Annotated[
+        Path | None,
+        rules.optional(rules.file("Holds what nodes prove to each other; needed to listen beyond 127.0.0.1.")),
+    ] = None
+    node_ttl: Annotated[float, rules.seconds("A node not heard of for so long is dead to the others.", 0.5, 600.0)] = (
+        3.0
+    )
+    tombstone_ttl: Annotated[
+        float, rules.seconds("How long a removal is remembered for nodes that are away.", 1.0, 30 * 86400.0)
+    ] = 600.0
+    quarantine_max_bytes: Annotated[
+        int, rules.size("Memory that failed transfers may hold until they are over. 0: an eighth of the pool.")
+    ] = 0
+
     start_wait: Annotated[
         float,
         rules.seconds("Patience at start with memory that old clients still hold.", 0.0, 3600.0),
@@ -147,5 +176,18 @@ def _rules() -> dict[str, Rule]:
 RULES = _rules()  # the rule of every setting, in the order of the class
 
 # Settings with a flag of their own; ``--set key=value`` reaches the others.
-FLAGS = frozenset({"name", "socket", "admin_socket", "pool_size", "offload_dir", "faults", "log_level", "log_format"})
+FLAGS = frozenset(
+    {
+        "name",
+        "socket",
+        "admin_socket",
+        "pool_size",
+        "offload_dir",
+        "listen",
+        "directory",
+        "faults",
+        "log_level",
+        "log_format",
+    }
+)
 assert set(RULES) >= FLAGS

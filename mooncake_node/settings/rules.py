@@ -21,6 +21,7 @@ _WORDS = {
     "0": False,
 }
 _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_DIRECTORY_SCHEMES = ("valkey", "valkeys", "redis", "rediss")
 _N = TypeVar("_N", int, float)
 _MODE = re.compile(r"(?:0o)?[0-7]{3,4}")
 
@@ -140,6 +141,56 @@ def directory(doc: str) -> Rule:
         path = Path(value).absolute()
         if path.exists() and not path.is_dir():
             raise ValueRefused("is there and is no directory")
+        return path
+
+    return Rule(doc, parse)
+
+
+def endpoint(doc: str) -> Rule:
+    """HOST:PORT, where HOST is a name or an address, [in brackets] if it is an IPv6 one; port 0: any free one."""
+
+    def parse(value: object) -> str:
+        host, colon, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+        if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+            raise ValueRefused("must be HOST:PORT, such as 10.0.0.7:7400 or [::1]:7400")
+        if ":" in host and not (host.startswith("[") and host.endswith("]")):
+            raise ValueRefused("must have its IPv6 address in brackets, such as [::1]:7400")
+        return f"{host}:{int(port)}"
+
+    return Rule(doc, parse)
+
+
+def directory_url(doc: str) -> Rule:
+    """The URL of a directory server. What else is wrong with it is said by who connects to it."""
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or value.partition("://")[0] not in _DIRECTORY_SCHEMES:
+            raise ValueRefused("must be like valkey://[USER:PASSWORD@]HOST:PORT/DB, or valkeys:// for TLS")
+        return value
+
+    return Rule(doc, parse)
+
+
+def namespace(doc: str) -> Rule:
+    """A word that stands in the names of keys."""
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or not _NODE_NAME.fullmatch(value):
+            raise ValueRefused("must be 1 to 64 characters out of A-Z a-z 0-9 . _ -")
+        return value
+
+    return Rule(doc, parse)
+
+
+def file(doc: str) -> Rule:
+    """The path of a file that is there, made absolute."""
+
+    def parse(value: object) -> Path:
+        if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
+            raise ValueRefused("must be the path of a file")
+        path = Path(value).absolute()
+        if not path.is_file():
+            raise ValueRefused("is no file")
         return path
 
     return Rule(doc, parse)

@@ -35,10 +35,10 @@ from mooncake_node.tiers.errors import (
     TierRemovedError,
     from_os,
 )
-from mooncake_node.tiers.files import file_nbytes_bound, read_object, write_object
+from mooncake_node.tiers.files import file_nbytes_bound, read_object, read_object_part, write_object
 from mooncake_node.tiers.identity import Identity
 from mooncake_node.tiers.packer import PACK_NBYTES_MAX, PACK_OBJECTS_MAX, Packer, count_refusal
-from mooncake_node.tiers.packs import Member, member_cost, read_member
+from mooncake_node.tiers.packs import Member, member_cost, read_member, read_member_part
 from mooncake_node.tiers.place import Place
 from mooncake_node.tiers.points import Points
 from mooncake_node.tiers.port import WRITE_BATCH_MAX, TierCounters, TierMeta, TierRecord
@@ -182,20 +182,13 @@ class DirectoryTier:
     async def read(self, record: TierRecord, into: memoryview) -> None:
         """See Tier."""
         assert into.nbytes == record.nbytes
-        with self._call():
-            while (entry := self._contents.living(record.identity)) is not None:
-                pack = entry.pack
-                check = _Check()
-                job = partial(self._read, self._where(entry), into, check, is_own_file=pack == OWN_FILE)
-                outcome = await run(self._workers.restores, job, check.give_up)
-                if isinstance(outcome, TierError):
-                    if entry.pack != pack and not entry.is_dead:
-                        continue  # its pack was written anew while we went for the old one
-                    await self._read_failed(entry, outcome)
-                    raise outcome
-                self.counters.restored += 1
-                return
-            raise TierMissingError(f"no generation {record.generation:016x} of {record.key!r}", path=self._root)
+        await self._restore(record, into, None)
+        self.counters.restored += 1
+
+    async def read_part(self, record: TierRecord, offset: int, into: memoryview) -> None:
+        """See Tier. Best in whole blocks of 4 KiB from such an offset on, into memory on such a boundary."""
+        assert 0 <= offset <= record.nbytes - into.nbytes
+        await self._restore(record, into, offset)
 
     async def remove(self, *objects: TierMeta) -> None:
         """See Tier."""
@@ -314,6 +307,22 @@ class DirectoryTier:
             self.counters.written += 1
             draft.settle(record)
 
+    async def _restore(self, record: TierRecord, into: memoryview, part_offset: int | None) -> None:
+        """Read the object, or a part of it, from where it lies by then."""
+        with self._call():
+            while (entry := self._contents.living(record.identity)) is not None:
+                pack = entry.pack
+                check = _Check()
+                job = partial(self._read, self._where(entry), into, part_offset, check, is_own_file=pack == OWN_FILE)
+                outcome = await run(self._workers.restores, job, check.give_up)
+                if not isinstance(outcome, TierError):
+                    return
+                if entry.pack != pack and not entry.is_dead:
+                    continue  # its pack was written anew while we went for the old one
+                await self._read_failed(entry, outcome)
+                raise outcome
+            raise TierMissingError(f"no generation {record.generation:016x} of {record.key!r}", path=self._root)
+
     def _where(self, entry: Entry) -> Member:
         place = self._place
         path = place.object_path(entry.record) if entry.pack == OWN_FILE else place.pack_path(entry.pack)
@@ -378,16 +387,31 @@ class DirectoryTier:
             identities.save(self._root, raised)
             self._identity = raised
 
-    def _read(self, where: Member, into: memoryview, check: Callable[[], None], *, is_own_file: bool) -> None:
+    def _read(
+        self,
+        where: Member,
+        into: memoryview,
+        part_offset: int | None,
+        check: Callable[[], None],
+        *,
+        is_own_file: bool,
+    ) -> None:
+        place = self._place
         if not is_own_file:
-            read_member(self._place, where, into, check)
+            if part_offset is None:
+                read_member(place, where, into, check)
+            else:
+                read_member_part(place, where, part_offset, into, check)
             return
         try:
-            read_object(self._place, where.record, into, where.path, check)
+            if part_offset is None:
+                read_object(place, where.record, into, where.path, check)
+            else:
+                read_object_part(place, where.record, part_offset, into, where.path, check)
         except TierCorruptError:
             # What cannot be moved away is forgotten all the same.
             with contextlib.suppress(OSError):
-                self._place.set_aside(where.path)
+                place.set_aside(where.path)
             raise
 
     def _unlock(self) -> None:

@@ -15,6 +15,7 @@ from mooncake_node.tiers.publication import Publication
 from mooncake_node.tiers.trailer import BLOCK, Body, encode_trailer, meta_nbytes, padded, trailer_nbytes_bound
 
 _HASH_STEP_NBYTES = 32 << 20
+_BOUNCE_NBYTES_MAX = 1 << 20
 
 
 def record_of(meta: TierMeta, xxh3: int) -> TierRecord:
@@ -87,14 +88,29 @@ def read_object(place: Place, record: TierRecord, into: memoryview, path: Path, 
     tail = aligned_buffer(BLOCK) if rest else memoryview(b"")
     place.points.hit_blocking("TierBeforeRead", path)
     with opened(path, direct=direct) as fd:
-        # A file cut behind the data would do for now, but is none of ours any more.
-        if os.fstat(fd).st_size <= padded(record.nbytes):
-            raise TierCorruptError("cut short", path=path)
+        _refuse_cut(fd, record, path)
         read_parts(fd, 0, [into[:whole], tail], check, direct=direct)
     into[whole:] = tail[:rest]
     if checksum(into, check) != record.xxh3:
         raise TierCorruptError("the bytes are not those that were written", path=path)
     place.points.hit_blocking("TierAfterRead", path)
+
+
+def read_object_part(
+    place: Place, record: TierRecord, offset: int, into: memoryview, path: Path, check: Callable[[], None]
+) -> None:
+    """Fill *into* with the bytes from *offset* on of the object's own file, unverified. Raises TierError."""
+    place.points.hit_blocking("TierBeforeRead", path)
+    with opened(path, direct=place.direct) as fd:
+        _refuse_cut(fd, record, path)
+        if not place.direct:
+            read_parts(fd, offset, [into], check, direct=False)
+            return
+        start = 0
+        if offset % BLOCK == 0 and is_aligned(into):
+            start = into.nbytes // BLOCK * BLOCK
+            read_parts(fd, offset, [into[:start]], check, direct=True)
+        _read_bounced(fd, offset + start, into[start:], check)
 
 
 @contextlib.contextmanager
@@ -124,6 +140,25 @@ def checksum(view: memoryview, check: Callable[[], None]) -> int:
         check()
         state.update(view[start : start + _HASH_STEP_NBYTES])
     return state.intdigest()
+
+
+def _refuse_cut(fd: int, record: TierRecord, path: Path) -> None:
+    # A file cut behind the data would do for now, but is none of ours any more.
+    if os.fstat(fd).st_size <= padded(record.nbytes):
+        raise TierCorruptError("cut short", path=path)
+
+
+def _read_bounced(fd: int, offset: int, into: memoryview, check: Callable[[], None]) -> None:
+    """Fill *into* past the page cache, through whole blocks of memory of our own: it may begin and end anywhere."""
+    first, end = offset // BLOCK * BLOCK, offset + into.nbytes
+    if offset == end:
+        return
+    bounce = aligned_buffer(min(padded(end - first), _BOUNCE_NBYTES_MAX))
+    for start in range(first, end, bounce.nbytes):
+        stop = min(start + bounce.nbytes, end)
+        read_parts(fd, start, [bounce[: padded(stop - start)]], check, direct=True)
+        wanted = max(start, offset)
+        into[wanted - offset : stop - offset] = bounce[wanted - start : stop - start]
 
 
 def _write_temporary(place: Place, publication: Publication, parts: Sequence[memoryview]) -> int:

@@ -150,31 +150,20 @@ class MemoryTier:
 
     async def read(self, record: TierRecord, into: memoryview) -> None:
         """See Tier."""
-        assert self._is_open
         assert into.nbytes == record.nbytes
-        identity = record.identity
-        if identity not in self._index:
-            raise TierMissingError(f"no {record.key!r} here")
-        held = self.disk.content.get(identity)
-        if self.disk.read_gate is not None:
-            await self.disk.read_gate.wait()
-        else:
-            await asyncio.sleep(0)
-        if self.disk.read_error is not None:
-            self.counters.read_failed += 1
-            raise self.disk.read_error
-        if held is None:
-            self.counters.read_missing += 1
-            self._index.pop(identity, None)
-            raise TierMissingError(f"{record.key!r} has gone")
-        stored, content = held
+        stored, content = await self._found(record)
         if len(content) != stored.nbytes or xxhash.xxh3_64_intdigest(content) != stored.xxh3:
-            self.counters.read_corrupt += 1
-            self._index.pop(identity, None)
-            self.disk.content.pop(identity, None)
-            raise TierCorruptError(f"{record.key!r} is not what was written")
+            raise self._corrupt(record)
         into[:] = content
         self.counters.restored += 1
+
+    async def read_part(self, record: TierRecord, offset: int, into: memoryview) -> None:
+        """See Tier."""
+        assert 0 <= offset <= record.nbytes - into.nbytes
+        stored, content = await self._found(record)
+        if len(content) != stored.nbytes:
+            raise self._corrupt(record)
+        into[:] = memoryview(content)[offset : offset + into.nbytes]
 
     async def remove(self, *objects: TierMeta) -> None:
         """See Tier."""
@@ -221,6 +210,31 @@ class MemoryTier:
         await self._idle.wait()
         if self._is_open:
             self._is_open = self.disk.locked = False
+
+    async def _found(self, record: TierRecord) -> tuple[TierRecord, bytearray]:
+        assert self._is_open
+        identity = record.identity
+        if identity not in self._index:
+            raise TierMissingError(f"no {record.key!r} here")
+        held = self.disk.content.get(identity)
+        if self.disk.read_gate is not None:
+            await self.disk.read_gate.wait()
+        else:
+            await asyncio.sleep(0)
+        if self.disk.read_error is not None:
+            self.counters.read_failed += 1
+            raise self.disk.read_error
+        if held is None:
+            self.counters.read_missing += 1
+            self._index.pop(identity, None)
+            raise TierMissingError(f"{record.key!r} has gone")
+        return held
+
+    def _corrupt(self, record: TierRecord) -> TierCorruptError:
+        self.counters.read_corrupt += 1
+        self._index.pop(record.identity, None)
+        self.disk.content.pop(record.identity, None)
+        return TierCorruptError(f"{record.key!r} is not what was written")
 
     def _begin(self, meta: TierMeta, view: memoryview) -> _Draft | TierRecord | TierError:
         assert view.nbytes == meta.nbytes

@@ -109,6 +109,14 @@ def read_member(place: Place, member: Member, into: memoryview, check: Callable[
     place.points.hit_blocking("TierAfterRead", member.path)
 
 
+def read_member_part(place: Place, member: Member, offset: int, into: memoryview, check: Callable[[], None]) -> None:
+    """Fill *into* with one object's bytes from *offset* on, unverified. Raises TierError."""
+    place.points.hit_blocking("TierBeforeRead", member.path)
+    with opened(member.path) as fd:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no bytes of neighbours
+        read_parts(fd, member.offset + offset, [into], check, direct=False)
+
+
 def unlink_packs(place: Place, numbers: Sequence[int]) -> set[int]:
     """Remove packs whose objects are all dead or elsewhere; the numbers of those that are gone."""
     gone = set()

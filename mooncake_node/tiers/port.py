@@ -144,6 +144,14 @@ class Tier(Protocol):
         (it stays). After an error or a cancellation the content of *into* is anything.
         """
 
+    async def read_part(self, record: TierRecord, offset: int, into: memoryview) -> None:
+        """Fill *into* with the object's bytes from *offset* on, unverified: whoever has them all verifies by xxh3.
+
+        *into* is any memory, and ends where the object does or before; nothing is written beyond it. Raises as `read`
+        does, except that corruption is not looked for: TierCorruptError only says that the file is too short. What is
+        being removed meanwhile may be read in part and be missing from then on.
+        """
+
     async def remove(self, *objects: TierMeta) -> None:
         """Remove these generations; unknown ones are no error.
 

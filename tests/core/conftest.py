@@ -138,7 +138,7 @@ class Core:
 
     def unpin(self, key: str) -> None:
         with self._audited():
-            self.master.unpin(key)
+            self.master.unpin(key, self.now)
 
     def cancel(self, waiter: Waiter) -> None:
         with self._audited():
@@ -286,7 +286,7 @@ class Core:
     def readable(self, key: str) -> Replica | None:
         """What a get of *key* would show."""
         try:
-            return self.master.readable(key)
+            return self.master.readable(key, self.now)
         except Refusal:
             return None
 

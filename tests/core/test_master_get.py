@@ -175,12 +175,12 @@ def test_gets_answered_at_once_are_counted_as_local_hits(core):
 def test_looking_at_a_key_tells_nothing_from_not_ready_and_takes_no_reference(core):
     a = core.open()
     with core.refuses(Code.NOT_FOUND):
-        core.master.readable("k")
+        core.master.readable("k", core.now)
     replica = core.put(a, "k")
     with core.refuses(Code.NOT_READY):
-        core.master.readable("k")
+        core.master.readable("k", core.now)
     core.end(a, replica)
-    assert core.master.readable("k") is replica
+    assert core.master.readable("k", core.now) is replica
     assert replica.refs == 0
 
 

@@ -302,7 +302,7 @@ class Promises:
 
     def readable(self, key):
         try:
-            return self.master.readable(key)
+            return self.master.readable(key, self.now)
         except Refusal as refusal:
             return refusal.code
 
@@ -404,7 +404,7 @@ class Promises:
         )  # fmt: skip
         put = Put(key=key, nbytes=nbytes, contract=PLAIN)
         self.shown[key] = Object(
-            self.master.readable(key), 0, nbytes, None, put, False, True, soft_until, copied=True
+            self.master.readable(key, self.now), 0, nbytes, None, put, False, True, soft_until, copied=True
         )  # fmt: skip
 
     def loads_waiting(self, entries):

@@ -1,0 +1,324 @@
+"""LocalCopy: what another node has is brought into this node's pool, once, whoever asks for it (SPEC 5)."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import xxhash
+
+from mooncake_client import wire
+from mooncake_client.codes import Code
+from mooncake_client.errors import StoreError
+from mooncake_node.cluster.entries import Entries
+from mooncake_node.cluster.holdings import found_at, holding_of, live_holdings, sources_in
+from mooncake_node.cluster.membership import Membership
+from mooncake_node.cluster.points import Points
+from mooncake_node.core.jobs import Found, Locate, Pull
+from mooncake_node.core.master import Master
+from mooncake_node.core.refusal import Refusal
+from mooncake_node.core.replica import Replica
+from mooncake_node.directory.port import Directory, DirectoryAwayError, Entry, Holding
+from mooncake_node.obs.log import get_logger
+from mooncake_node.peers.errors import PeerError
+from mooncake_node.peers.links import PeerLinks
+from mooncake_node.peers.messages import GetReplicas, ReleaseLease, ReplicaItem, Replicas
+from mooncake_node.peers.tasks import Tasks
+from mooncake_node.planes.port import DataPlane, Outcome, RemoteRange, Ticket
+
+# Transfers of one load that may fail; the second goes to another source, if there is one.
+TRANSFERS_MAX = 2
+# How often a load looks anew at who has what, because that has changed since.
+LOOKS_MAX = 5
+# One object's bytes may take so long; a transfer without progress ends much earlier.
+TRANSFER_S = 300.0
+_CALL_S = 5.0
+# Up to here a checksum is computed in the loop.
+_INLINE_NBYTES_MAX = 256 << 10
+
+log = get_logger()
+
+
+class Room(Protocol):
+    """This node's own way into its pool."""
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Those bytes."""
+
+    def zero_tail(self, offset: int, nbytes: int) -> None:
+        """Zero what is reserved beyond an object's bytes."""
+
+
+class _Stale(Exception):  # noqa: N818  it is an outcome
+    """What was found is not there like that any more."""
+
+
+class Sources:
+    """Who has an object, best first, and how its load has fared so far."""
+
+    __slots__ = ("failed", "holdings", "looks", "transfers")
+
+    def __init__(self, holdings: list[Holding]) -> None:
+        self.holdings = holdings
+        self.looks = 0
+        self.transfers = 0
+        self.failed: frozenset[str] = frozenset()  # nodes from which a transfer failed
+
+
+class Copies:
+    """Carries out `Locate` and `Pull`."""
+
+    def __init__(
+        self,
+        *,
+        directory: Directory,
+        entries: Entries,
+        membership: Membership,
+        master: Master,
+        links: PeerLinks,
+        plane: DataPlane,
+        room: Room,
+        points: Points,
+        tasks: Tasks,
+        settle: Callable[[], None],
+    ) -> None:
+        self._directory = directory
+        self._entries = entries
+        self._membership = membership
+        self._master = master
+        self._links = links
+        self._plane = plane
+        self._room = room
+        self._points = points
+        self._tasks = tasks
+        self._settle = settle
+        self.leases_taken = 0
+        self.leases_released = 0
+        self.bytes_copied = 0
+        self.checksum_failures = 0
+
+    def facts(self) -> dict[str, int]:
+        """What `stats` shows of them."""
+        return {
+            "leases_taken": self.leases_taken,
+            "leases_released": self.leases_released,
+            "bytes_copied": self.bytes_copied,
+            "checksum_failures": self.checksum_failures,
+        }
+
+    def locate(self, errands: Sequence[Locate]) -> None:
+        """Find out who has these keys."""
+        self._tasks.run(self._locate(errands))
+
+    def pull(self, errand: Pull) -> None:
+        """Bring one object in."""
+        self._tasks.run(self._pull(errand.replica, errand.found))
+
+    # -- who has it --------------------------------------------------------------------------------------------------
+
+    async def _locate(self, errands: Sequence[Locate]) -> None:
+        sought: list[Locate] = []
+        try:
+            for errand in errands:
+                try:
+                    await self._points.hit("ClientLocalCopyBeforeRefreshReplicaListRemote")
+                except StoreError as error:
+                    self._located(errand, None, Refusal(Code(error.code), error.message))
+                else:
+                    sought.append(errand)
+            keys = [errand.loading.key for errand in sought]
+            try:
+                entries = await self._entries.lookup(keys) if keys else []
+                await self._points.hit("ClientLocalCopyAfterLookup")
+            except DirectoryAwayError:
+                refusal = Refusal(Code.NOT_FOUND, "not on this node, and the directory of the others is away")
+                entries = []
+            except StoreError as error:
+                refusal = Refusal(Code(error.code), error.message)
+                entries = []
+            else:
+                for errand, entry in zip(sought, entries, strict=True):
+                    self._located(errand, self._found(entry, None), self._missing(entry))
+                return
+            for errand in sought:
+                self._located(errand, None, refusal)
+        finally:
+            self._settle()
+
+    def _located(self, errand: Locate, found: Found | None, refusal: Refusal) -> None:
+        self._master.located(errand.loading, found, refusal, time.monotonic_ns())
+
+    def _found(self, entry: Entry, before: Sources | None) -> Found | None:
+        """What other nodes have; *before*: how the load that asks has fared."""
+        avoid = frozenset[str]() if before is None else before.failed
+        holdings = sources_in(entry, self._membership, self._master.clear_epoch, avoid=avoid)
+        if not holdings:
+            return None
+        sources = Sources(holdings)
+        if before is not None:
+            sources.looks, sources.transfers, sources.failed = before.looks, before.transfers, before.failed
+        return found_at(entry.owner or holdings[0], sources)
+
+    def _missing(self, entry: Entry) -> Refusal:
+        owner = entry.owner
+        if owner is not None and owner.softpin and owner.epoch >= self._master.clear_epoch:
+            if not live_holdings(entry, self._membership, self._master.clear_epoch):
+                return Refusal(Code.OBJECT_LOST, f"its only replica was on node {owner.node}, which is gone")
+        return Refusal(Code.NOT_FOUND, "no such object")
+
+    # -- the copy ----------------------------------------------------------------------------------------------------
+
+    async def _pull(self, into: Replica, found: Found) -> None:
+        sources = found.sources
+        assert isinstance(sources, Sources)
+        failure: Refusal | None = Refusal(Code.TRANSFER_FAILED, "the copy was given up")
+        again: Found | None = None
+        ticket: Ticket | None = None
+        quiesced, from_disk = True, False
+        source = sources.holdings[0]
+        try:
+            await self._points.hit("ClientLocalCopyAfterPutStart")
+            item = await self._lease(into, source)
+            from_disk = item.on_disk
+            try:
+                await self._points.hit("ClientLocalCopyAfterGetReplicaList")
+                sources.transfers += 1
+                ticket = self._plane.submit(_range(source, self._membership, into.key, item), into.offset)
+                outcome = await ticket.done(TRANSFER_S)
+                quiesced = outcome is not Outcome.EXPIRED
+                await self._points.hit("ClientLocalCopyAfterTransfer")
+            finally:
+                released = self._tasks.run(self._release(source.node, into.key, item))
+            if outcome is not Outcome.OK:
+                raise Refusal(Code.TRANSFER_FAILED, f"from node {source.node}: {ticket.reason}")
+            await self._verify(into, item)
+            await self._publish(into, found)
+            # A hint; but whoever has its answer may count on it that it was given.
+            await asyncio.wait([released])
+            failure = None
+        except _Stale as stale:
+            failure = Refusal(Code.NOT_FOUND, f"no such object any more: {stale}")
+            again = await self._look_again(into, sources)
+        except Refusal as refusal:
+            failure = refusal
+            sources.failed |= {source.node}
+            if sources.transfers < TRANSFERS_MAX:
+                again = await self._look_again(into, sources)
+        except PeerError as error:
+            failure = Refusal(Code.TRANSFER_FAILED, f"node {source.node}: {error}")
+            sources.failed |= {source.node}
+            again = await self._look_again(into, sources)
+        except StoreError as error:
+            failure = Refusal(Code(error.code), error.message)
+        finally:
+            self._end(into, failure, again=again, from_disk=from_disk, ticket=None if quiesced else ticket)
+
+    def _end(
+        self, into: Replica, failure: Refusal | None, *, again: Found | None, from_disk: bool, ticket: Ticket | None
+    ) -> None:
+        if failure is None:
+            self.bytes_copied += into.nbytes
+        else:
+            log.info("copy_failed", key=into.key, error=failure.message, again=again is not None)
+        self._master.pull_done(
+            into, failure, time.monotonic_ns(), again=again, from_disk=from_disk, quiesced=ticket is None
+        )
+        current = self._master.table.current.get(into.key)
+        if failure is None and (current is None or current.generation != into.generation):
+            # It was given up while it was published.
+            self._tasks.run(self._directory.withdraw([(into.key, *self._me, into.generation)]))
+        if ticket is not None:
+            self._tasks.run(self._quiesce(into, ticket))
+        self._settle()
+
+    async def _quiesce(self, into: Replica, ticket: Ticket) -> None:
+        await ticket.quiesced()
+        self._master.pull_quiesced(into, time.monotonic_ns())
+        self._settle()
+
+    async def _lease(self, into: Replica, source: Holding) -> ReplicaItem:
+        reply = await self._links.call(source.node, GetReplicas(0, into.key), _CALL_S)
+        if isinstance(reply, wire.Failed):
+            if reply.code == Code.NOT_FOUND:
+                raise _Stale(f"node {source.node} has it no more")
+            raise Refusal(Code(reply.code), f"node {source.node}: {reply.message}")
+        assert isinstance(reply, Replicas)
+        item = reply.items[0]
+        self.leases_taken += item.lease_token > 0
+        if (item.generation, item.nbytes, item.kind) != (into.generation, into.nbytes, into.kind):
+            self._tasks.run(self._release(source.node, into.key, item))
+            raise _Stale("it was replaced")
+        return item
+
+    async def _release(self, node: str, key: str, item: ReplicaItem) -> None:
+        """At most once, and never again if it is lost: then the lease ends by itself."""
+        if item.lease_token:
+            self.leases_released += 1
+            try:
+                await self._links.call(node, ReleaseLease(0, key, item.replica_id, item.lease_token), _CALL_S)
+            except PeerError as error:
+                log.debug("lease_not_released", key=key, node=node, error=str(error))
+
+    async def _verify(self, into: Replica, item: ReplicaItem) -> None:
+        view = self._room.view(into.offset, into.nbytes)
+        self._room.zero_tail(into.offset, into.nbytes)
+        if into.nbytes <= _INLINE_NBYTES_MAX:
+            found = xxhash.xxh3_64_intdigest(view)
+        else:
+            found = await asyncio.to_thread(xxhash.xxh3_64_intdigest, view)
+        if found != item.xxh3:
+            self.checksum_failures += 1
+            raise Refusal(Code.CHECKSUM_MISMATCH, "the bytes that came are not those that were sent")
+        into.checksum = found
+
+    async def _publish(self, into: Replica, found: Found) -> None:
+        """The directory takes the copy only as long as the owner has that generation (SPEC 6, rule 1)."""
+        await self._points.hit("ClientLocalCopyBeforePublish")
+        current = self._master.table.current.get(into.key)
+        if current is None:
+            holding = _secondary(into, found, self._membership, self._master.clear_epoch)
+            try:
+                (is_published,) = await self._directory.publish([(into.key, holding)])
+            except DirectoryAwayError:
+                raise Refusal(Code.NOT_FOUND, "the directory went away while it was copied") from None
+            if not is_published:
+                raise _Stale("it was removed or replaced while it was copied")
+        await self._points.hit("ClientLocalCopyBeforePutEnd")
+
+    async def _look_again(self, into: Replica, sources: Sources) -> Found | None:
+        sources.looks += 1
+        if sources.looks > LOOKS_MAX:
+            return None
+        try:
+            await self._points.hit("ClientLocalCopyBeforeRefreshReplicaListRemote")
+            (entry,) = await self._entries.lookup([into.key])
+        except (DirectoryAwayError, StoreError):
+            return None
+        return self._found(entry, sources)
+
+    @property
+    def _me(self) -> tuple[str, int]:
+        return self._membership.me.name, self._membership.me.incarnation
+
+
+def _range(source: Holding, membership: Membership, key: str, item: ReplicaItem) -> RemoteRange:
+    node = membership.others.get(source.node)
+    return RemoteRange(
+        node=source.node,
+        incarnation=source.incarnation,
+        endpoint="" if node is None else node.endpoint,
+        key=key,
+        replica_id=item.replica_id,
+        offset=item.offset,
+        nbytes=item.nbytes,
+        generation=item.generation,
+        lease_token=item.lease_token,
+    )
+
+
+def _secondary(into: Replica, found: Found, membership: Membership, epoch: int) -> Holding:
+    into.owner, into.remembered, into.softpin_until_ns = found.owner, found.contract, found.softpin_until_ns
+    try:
+        return holding_of(into, membership, epoch)
+    finally:
+        into.owner = into.remembered = into.softpin_until_ns = None

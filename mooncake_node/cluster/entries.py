@@ -1,0 +1,367 @@
+"""What this node has the directory say of its objects: told at once, or as soon as the directory answers again.
+
+What could not be told is a set of keys. Their state is read when they are told, so nothing that is out of date is ever
+sent, however long the directory was away (SPEC 6, rules 7 and 9).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import msgspec
+
+from mooncake_client.codes import Code
+from mooncake_node.cluster.fanout import FanOut
+from mooncake_node.cluster.holdings import holding_of, live_holdings
+from mooncake_node.cluster.membership import Membership
+from mooncake_node.core.jobs import Withdraw
+from mooncake_node.core.master import Master
+from mooncake_node.core.refusal import Refusal
+from mooncake_node.core.replica import Replica
+from mooncake_node.directory.port import Created, Creation, Directory, DirectoryAwayError, Entry, Holding, Taken, TooOld
+from mooncake_node.obs.log import get_logger
+
+# Keys in one call of the directory.
+BATCH = 256
+# Keys that wait to be told. Beyond that everything this node has is told anew.
+DIRTY_MAX = 100_000
+# How often a creation is tried that meets holdings of dead nodes, or newer generations.
+_ATTEMPTS_MAX = 5
+_PAUSE_S = 0.25
+_NAMED_MAX = 20
+
+log = get_logger()
+
+
+class Due(msgspec.Struct, frozen=True, gc=False):
+    """What the directory may have of a key that is not up to date."""
+
+    generation: int = 0  # of what this node had; 0: nothing is to be taken back
+    is_removed: bool = False  # by a user: from every node
+
+
+class Entries:
+    """All that this node tells the directory about keys."""
+
+    def __init__(
+        self, directory: Directory, membership: Membership, master: Master, fan_out: FanOut, settle: Callable[[], None]
+    ) -> None:
+        self._directory = directory
+        self._membership = membership
+        self._master = master
+        self._fan_out = fan_out
+        self._settle = settle
+        # All and only the keys whose entry may differ from what this node has.
+        self.dirty: dict[str, Due] = {}
+        self.conflicts = 0
+        # Soft-pinned objects that lost a conflict: kept, readable by nobody, until cleared or removed by generation.
+        self.losers: dict[tuple[str, int], Replica] = {}
+        self.differences = 0  # found by the last check
+        self._is_telling_all = False
+        self._wake = asyncio.Event()
+
+    @property
+    def queued(self) -> int:
+        """Keys that wait to be told."""
+        return len(self.dirty)
+
+    def mark(self, key: str, due: Due | None = None) -> None:
+        """The directory may not be up to date about *key*."""
+        known = self.dirty.get(key)
+        if due is None:
+            due = known or Due()
+        elif known is not None:
+            due = Due(max(known.generation, due.generation), known.is_removed or due.is_removed)
+        self.dirty[key] = due
+        self._wake.set()
+
+    # -- at once -----------------------------------------------------------------------------------------------------
+
+    async def create(self, replicas: Sequence[Replica]) -> list[Refusal | None]:
+        """Have the directory take unpublished generations of this node; None: it has, or it is away.
+
+        Those it has are `told`, and no other node serves what they replace once this has returned.
+        """
+        answers: dict[int, Refusal | None] = {}
+        open_ones = {replica.replica_id: replica for replica in replicas}
+        dead: dict[int, tuple[tuple[str, int], ...]] = {}
+        replaced: list[tuple[str, Sequence[Holding]]] = []
+        for _ in range(_ATTEMPTS_MAX):
+            batch = list(open_ones.values())
+            if not batch:
+                break
+            try:
+                outcomes = await self._create([(r, r.replaces, dead.get(r.replica_id, ())) for r in batch])
+            except DirectoryAwayError:
+                for replica in batch:
+                    self.mark(replica.key, Due(replica.generation))
+                break
+            for replica, outcome in zip(batch, outcomes, strict=True):
+                if isinstance(outcome, Created):
+                    replica.told = True
+                    replaced.append((replica.key, [h for h in outcome.replaced if self._lives(h)]))
+                elif isinstance(outcome, TooOld):
+                    self._renumber(replica, outcome.newest)
+                    continue
+                elif not self._lives(outcome.by) or self._is_stale(outcome.by):
+                    dead[replica.replica_id] = (
+                        *dead.get(replica.replica_id, ()),
+                        (outcome.by.node, outcome.by.incarnation),
+                    )
+                    continue
+                else:
+                    where = outcome.by.node
+                    answers[replica.replica_id] = Refusal(Code.EXISTS, f"an object of that key exists on node {where}")
+                del open_ones[replica.replica_id]
+        else:
+            for replica_id in open_ones:
+                answers[replica_id] = Refusal(Code.NOT_READY, "the key changes owners too fast; try again")
+        await self._fan_out.drop(replaced)
+        return [answers.get(replica.replica_id) for replica in replicas]
+
+    async def _create(
+        self, items: Sequence[tuple[Replica, bool, tuple[tuple[str, int], ...]]]
+    ) -> list[Created | Taken | TooOld]:
+        if not self._membership.is_serving:
+            raise DirectoryAwayError("this node is coming back to life")
+        return await self._directory.create(
+            [
+                Creation(key=replica.key, holding=self._holding(replica), replaces=replaces, dead=dead)
+                for replica, replaces, dead in items
+            ]
+        )
+
+    def _renumber(self, replica: Replica, newest: int) -> None:
+        # Unless it was given up meanwhile.
+        if self._master.table.writing.get(replica.key) is replica:
+            self._master.renumber(replica, newest, time.monotonic_ns())
+
+    async def withdraw(self, errands: Sequence[Withdraw]) -> None:
+        """Take replicas out of the directory that have lost their names here; then their memory goes."""
+        items = [(e.replica.key, self._me, self._incarnation, e.replica.generation) for e in errands]
+        try:
+            for start in range(0, len(items), BATCH):
+                await self._directory.withdraw(items[start : start + BATCH])
+        except DirectoryAwayError:
+            for key, _, _, generation in items:
+                self.mark(key, Due(generation))
+        finally:
+            for errand in errands:
+                if errand.is_held:
+                    self._master.withdrawn(errand.replica, time.monotonic_ns())
+            self._settle()
+
+    async def remove(self, items: Sequence[tuple[str, int | None]]) -> list[Entry]:
+        """Remove keys from the directory; what it had of them. Away: what this node has, and that is due later."""
+        found: list[Entry] = []
+        try:
+            for start in range(0, len(items), BATCH):
+                found += await self._directory.remove(items[start : start + BATCH])
+        except DirectoryAwayError:
+            away = items[len(found) :]
+            gone: list[tuple[str, int]] = []
+            for key, generation in away:
+                replica = self._master.table.current.get(key)
+                if replica is None or generation not in (None, replica.generation) or not self._is_shared(replica):
+                    found.append(Entry())
+                else:
+                    self.mark(key, Due(replica.generation, is_removed=True))
+                    gone.append((key, replica.generation))
+                    found.append(Entry((self._holding(replica),)))
+            self._fan_out.drop_everywhere(gone)
+        return found
+
+    async def lookup(self, keys: Sequence[str]) -> list[Entry]:
+        """What the directory has; raises DirectoryAwayError."""
+        found: list[Entry] = []
+        for start in range(0, len(keys), BATCH):
+            found += await self._directory.lookup(keys[start : start + BATCH])
+        return found
+
+    # -- later -------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Tell what is due, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self.dirty and self._membership.is_serving:
+                try:
+                    await self._tell_some()
+                except DirectoryAwayError:
+                    await self._membership.heard(_PAUSE_S)
+            if self.dirty:
+                await self._membership.heard(_PAUSE_S)
+                self._wake.set()
+
+    async def tell_all(self) -> None:
+        """Tell everything this node has; raises DirectoryAwayError. What another node has won is given up here."""
+        for replica in list(self._master.table.current.values()):
+            replica.told = False
+            self.mark(replica.key)
+        while self.dirty:
+            await self._tell_some()
+        self.differences = await self.count_differences()
+
+    async def count_differences(self) -> int:
+        """How many of this node's objects the directory has otherwise, or not; raises DirectoryAwayError."""
+        count = 0
+        keys = [r.key for r in self._master.table.current.values() if self._is_shared(r)]
+        for start in range(0, len(keys), BATCH):
+            batch = keys[start : start + BATCH]
+            for key, entry in zip(batch, await self._directory.lookup(batch), strict=True):
+                replica = self._master.table.current.get(key)
+                if replica is None or key in self.dirty:
+                    continue  # it has changed since, and is told as such
+                count += not any(
+                    (h.node, h.incarnation, h.generation, h.is_owner)
+                    == (self._me, self._incarnation, replica.generation, replica.owner is None)
+                    for h in entry.holdings
+                )
+        return count
+
+    async def inherit(self) -> None:
+        """Own those copies whose owners have died (SPEC 6, rule 4); raises DirectoryAwayError."""
+        copies = [r for r in self._master.table.current.values() if r.owner is not None]
+        for start in range(0, len(copies), BATCH):
+            batch = copies[start : start + BATCH]
+            for replica, entry in zip(batch, await self._directory.lookup([r.key for r in batch]), strict=True):
+                owner = entry.owner
+                if owner is None or owner.generation != replica.generation or self._lives(owner):
+                    continue
+                heir = msgspec.structs.replace(self._holding(replica), is_owner=True)
+                if (
+                    await self._directory.transfer(replica.key, node=owner.node, incarnation=owner.incarnation, to=heir)
+                    and self._master.table.current.get(replica.key) is replica
+                ):
+                    self._master.promote(replica)
+                    log.info("object_inherited", key=replica.key, owner=owner.node)
+        self._settle()
+
+    async def _tell_some(self) -> None:
+        """Bring up to *BATCH* keys up to date."""
+        batch = dict(islice(self.dirty.items(), BATCH))
+        owned: list[Replica] = []
+        copies: list[Replica] = []
+        gone: list[tuple[str, str, int, int]] = []
+        removed: list[tuple[str, int | None]] = []
+        for key, due in batch.items():
+            replica = self._master.table.current.get(key)
+            if due.generation and (replica is None or replica.generation != due.generation):
+                if due.is_removed:
+                    removed.append((key, due.generation))
+                else:
+                    gone.append((key, self._me, self._incarnation, due.generation))
+            if replica is None or not self._is_shared(replica):
+                continue
+            (owned if replica.owner is None else copies).append(replica)
+        if removed:
+            entries = await self._directory.remove(removed)
+            await self._fan_out.drop([(k, e.holdings) for (k, _), e in zip(removed, entries, strict=True)])
+        if gone:
+            await self._directory.withdraw(gone)
+        if owned:
+            await self._claim(owned)
+        if copies:
+            kept = await self._directory.publish([(r.key, self._holding(r)) for r in copies])
+            for replica, is_kept in zip(copies, kept, strict=True):
+                replica.told = is_kept
+                if not is_kept:
+                    self._give_up(replica)
+        for key, due in batch.items():
+            if self.dirty.get(key) is due:
+                del self.dirty[key]
+        self._settle()
+
+    async def _claim(self, owned: list[Replica]) -> None:
+        """Have the directory take what this node owns and could not tell; a loser gives way."""
+        dead: dict[int, tuple[tuple[str, int], ...]] = {}
+        replaced: list[tuple[str, Sequence[Holding]]] = []
+        for _ in range(_ATTEMPTS_MAX):
+            again: list[Replica] = []
+            outcomes = await self._directory.create(
+                [
+                    Creation(key=r.key, holding=self._holding(r), replaces=r.replaces, dead=dead.get(r.replica_id, ()))
+                    for r in owned
+                ]
+            )
+            for replica, outcome in zip(owned, outcomes, strict=True):
+                if isinstance(outcome, Created):
+                    replica.told = True
+                    replaced.append((replica.key, [h for h in outcome.replaced if self._lives(h)]))
+                elif isinstance(outcome, TooOld):
+                    # Removed, or replaced, while the directory could not be heard.
+                    self._give_up(replica)
+                elif not self._lives(outcome.by) or self._is_stale(outcome.by):
+                    known = dead.get(replica.replica_id, ())
+                    dead[replica.replica_id] = (*known, (outcome.by.node, outcome.by.incarnation))
+                    again.append(replica)
+                else:
+                    self._lose(replica, outcome.by)
+            owned = again
+            if not owned:
+                break
+        await self._fan_out.drop(replaced)
+
+    def _lose(self, replica: Replica, to: Holding) -> None:
+        """Another node's object of that key has won: this one gives way, and is kept if that was promised."""
+        if to.generation != replica.generation:
+            self.conflicts += 1
+            pinned = replica.contract.softpin
+            log.warning("conflict_lost", key=replica.key, to=to.node, nbytes=replica.nbytes, kept=pinned)
+            if pinned and replica.nbytes and replica.offset >= 0 and self._is_in_memory(replica):
+                self._master.objects.lend(replica)
+                self.losers[replica.key, replica.generation] = replica
+        self._give_up(replica)
+
+    def _is_in_memory(self, replica: Replica) -> bool:
+        return self._master.objects.at.get(replica.offset) is replica
+
+    def forget_losers(self, key: str | None = None, generation: int | None = None) -> int:
+        """Let losers of conflicts go: all, or that one; how many that were."""
+        chosen = [name for name in self.losers if key is None or name == (key, generation)]
+        for name in chosen:
+            self._master.give_back(self.losers.pop(name), time.monotonic_ns())
+        return len(chosen)
+
+    def facts(self) -> dict[str, object]:
+        """What `stats` shows of them."""
+        return {
+            "state": self._directory.state,
+            "queued": self.queued,
+            "conflicts": self.conflicts,
+            "losers": [
+                {"key": key, "generation": f"{generation:016x}", "nbytes": replica.nbytes}
+                for (key, generation), replica in islice(self.losers.items(), _NAMED_MAX)
+            ],
+            "differences": self.differences,
+        }
+
+    @staticmethod
+    def _is_shared(replica: Replica) -> bool:
+        return replica.contract.scope != "node"
+
+    def _give_up(self, replica: Replica) -> None:
+        replica.told = False
+        if self._master.table.current.get(replica.key) is replica:
+            self._master.remove(replica.key, time.monotonic_ns(), replica.generation)
+
+    def _holding(self, replica: Replica) -> Holding:
+        return holding_of(replica, self._membership, self._master.clear_epoch)
+
+    def _lives(self, holding: Holding) -> bool:
+        return bool(live_holdings(Entry((holding,)), self._membership, self._master.clear_epoch))
+
+    def _is_stale(self, holding: Holding) -> bool:
+        """This node's own, of something it has no more."""
+        # Of a key that is readable here nothing is created, so whatever this is, it is no more.
+        return holding.node == self._me
+
+    @property
+    def _me(self) -> str:
+        return self._membership.me.name
+
+    @property
+    def _incarnation(self) -> int:
+        return self._membership.me.incarnation

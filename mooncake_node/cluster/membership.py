@@ -1,0 +1,111 @@
+"""Whether this node lives, as others see it, and who else does."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from mooncake_node.directory.port import Directory, DirectoryAwayError, Members, Node
+from mooncake_node.obs.log import get_logger
+
+# Renewals within one time to live.
+_RENEWALS = 3
+
+log = get_logger()
+
+
+class Membership:
+    """One life after another: renewed while the directory answers, begun anew when one has lapsed."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        *,
+        ttl_s: float,
+        free_bytes: Callable[[], int],
+        served_until: Callable[[int], None],
+        on_members: Callable[[bool], None],
+        on_return: Callable[[], Awaitable[None]],
+    ) -> None:
+        """*served_until* hears how long (ns, monotonic) others surely take this node for alive.
+
+        *on_members* hears after each renewal, and whether somebody's life has ended since; *on_return*: this node has begun a new life, and is
+        not to serve others before that has returned.
+        """
+        self._directory = directory
+        self._ttl_s = ttl_s
+        self._free_bytes = free_bytes
+        self._served_until = served_until
+        self._on_members = on_members
+        self._on_return = on_return
+        self.me = Node(name="", incarnation=0, slot=0, endpoint="")
+        # All and only the other nodes that live, by name, as last heard.
+        self.others: dict[str, Node] = {}
+        self.clear_epoch = 0
+        # This life is known to others and what it has is in the directory: it may serve them.
+        self.is_serving = False
+        self.lives = 0
+        self._heard = asyncio.Event()
+
+    async def join(self, name: str, endpoint: str) -> None:
+        """Begin a life; raises DirectoryError if the directory does not let it."""
+        began_ns = time.monotonic_ns()
+        self.me = await self._directory.join(name, endpoint)
+        self.lives += 1
+        self._served_until(began_ns + int(self._ttl_s * 1e9))
+        self._take(await self._directory.members())
+
+    async def run(self) -> None:
+        """Live on until cancelled."""
+        while True:
+            await asyncio.sleep(self._ttl_s / _RENEWALS)
+            try:
+                await self._renew()
+            except DirectoryAwayError as error:
+                log.debug("directory_away", error=str(error))
+
+    async def heard(self, timeout_s: float) -> None:
+        """Returns when the directory has answered the next time, or after that long."""
+        self._heard.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._heard.wait()
+        except TimeoutError:
+            pass
+
+    def is_alive(self, name: str, incarnation: int) -> bool:
+        """Whether that life of a node runs, as far as is known; this node's own counts."""
+        if name == self.me.name:
+            return incarnation == self.me.incarnation
+        node = self.others.get(name)
+        return node is not None and node.incarnation == incarnation
+
+    async def _renew(self) -> None:
+        began_ns = time.monotonic_ns()
+        if await self._directory.renew(msgspec.structs.replace(self.me, free_bytes=self._free_bytes())):
+            self._served_until(began_ns + int(self._ttl_s * 1e9))
+            self._take(await self._directory.members())
+            if not self.is_serving:
+                await self._return()
+        else:
+            # Others may have taken this node for dead, and what it has for lost.
+            log.warning("life_lapsed", incarnation=self.me.incarnation)
+            self.is_serving = False
+            await self.join(self.me.name, self.me.endpoint)
+            await self._return()
+
+    async def _return(self) -> None:
+        await self._on_return()
+        self.is_serving = True
+
+    def _take(self, members: Members) -> None:
+        others = {node.name: node for node in members.nodes if node.name != self.me.name}
+        lives = {(name, node.incarnation, node.endpoint) for name, node in others.items()}
+        known = {(name, node.incarnation, node.endpoint) for name, node in self.others.items()}
+        self.others = others
+        self.clear_epoch = max(self.clear_epoch, members.clear_epoch)
+        self._heard.set()
+        if lives != known:
+            log.info("members_changed", nodes=sorted([self.me.name, *others]))
+        self._on_members(known - lives != set())
