@@ -85,15 +85,18 @@ class Cluster:
         self._me.name = name
         await self._listener.start()
         began_s = time.monotonic()
-        while True:
-            try:
-                await self.membership.join(name, self._listener.endpoint)
-                return
-            except DirectoryAwayError as error:
-                if time.monotonic() - began_s > patience_s:
-                    raise
-                log.warning("directory_awaited", error=str(error))
-                await asyncio.sleep(_JOIN_PAUSE_S)
+        while not await self._join_once(name, may_wait=time.monotonic() - began_s < patience_s):
+            await asyncio.sleep(_JOIN_PAUSE_S)
+
+    async def _join_once(self, name: str, *, may_wait: bool) -> bool:
+        try:
+            await self.membership.join(name, self._listener.endpoint)
+        except DirectoryAwayError as error:
+            if not may_wait:
+                raise
+            log.warning("directory_awaited", error=str(error))
+            return False
+        return True
 
     async def ours(self, found: Sequence[TierRecord]) -> list[TierRecord]:
         """Which objects found in the tier are to be adopted: those of this node alone, and those that are its still.

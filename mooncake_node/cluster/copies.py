@@ -160,11 +160,11 @@ class Copies:
         return found_at(entry.owner or holdings[0], sources)
 
     def _missing(self, entry: Entry) -> Refusal:
-        owner = entry.owner
-        if owner is not None and owner.softpin and owner.epoch >= self._master.clear_epoch:
-            if not live_holdings(entry, self._membership, self._master.clear_epoch):
-                return Refusal(Code.OBJECT_LOST, f"its only replica was on node {owner.node}, which is gone")
-        return Refusal(Code.NOT_FOUND, "no such object")
+        owner, epoch = entry.owner, self._master.clear_epoch
+        was_pinned = owner is not None and owner.softpin and owner.epoch >= epoch
+        if owner is None or not was_pinned or live_holdings(entry, self._membership, epoch):
+            return Refusal(Code.NOT_FOUND, "no such object")
+        return Refusal(Code.OBJECT_LOST, f"its only replica was on node {owner.node}, which is gone")
 
     # -- the copy ----------------------------------------------------------------------------------------------------
 

@@ -242,28 +242,12 @@ class Entries:
     async def _tell_some(self) -> None:
         """Bring up to *BATCH* keys up to date."""
         batch = dict(islice(self.dirty.items(), BATCH))
-        owned: list[Replica] = []
-        copies: list[Replica] = []
-        gone: list[tuple[str, str, int, int]] = []
-        removed: list[tuple[str, int | None]] = []
-        for key, due in batch.items():
-            replica = self._master.table.current.get(key)
-            if due.generation and (replica is None or replica.generation != due.generation):
-                if due.is_removed:
-                    removed.append((key, due.generation))
-                else:
-                    gone.append((key, self._me, self._incarnation, due.generation))
-            if replica is None or not self._is_shared(replica):
-                continue
-            (owned if replica.owner is None else copies).append(replica)
-        if removed:
-            entries = await self._directory.remove(removed)
-            await self._fan_out.drop([(k, e.holdings) for (k, _), e in zip(removed, entries, strict=True)])
-        if gone:
-            await self._directory.withdraw(gone)
-        if owned:
+        await self._take_back(batch)
+        here = [self._master.table.current.get(key) for key in batch]
+        shared = [r for r in here if r is not None and self._is_shared(r)]
+        if owned := [r for r in shared if r.owner is None]:
             await self._claim(owned)
-        if copies:
+        if copies := [r for r in shared if r.owner is not None]:
             kept = await self._directory.publish([(r.key, self._holding(r)) for r in copies])
             for replica, is_kept in zip(copies, kept, strict=True):
                 replica.told = is_kept
@@ -273,6 +257,23 @@ class Entries:
             if self.dirty.get(key) is due:
                 del self.dirty[key]
         self._settle()
+
+    async def _take_back(self, batch: dict[str, Due]) -> None:
+        """What the directory has of generations that this node has no more."""
+        gone: list[tuple[str, str, int, int]] = []
+        removed: list[tuple[str, int | None]] = []
+        for key, due in batch.items():
+            replica = self._master.table.current.get(key)
+            if due.generation and (replica is None or replica.generation != due.generation):
+                if due.is_removed:
+                    removed.append((key, due.generation))
+                else:
+                    gone.append((key, self._me, self._incarnation, due.generation))
+        if removed:
+            entries = await self._directory.remove(removed)
+            await self._fan_out.drop([(k, e.holdings) for (k, _), e in zip(removed, entries, strict=True)])
+        if gone:
+            await self._directory.withdraw(gone)
 
     async def _claim(self, owned: list[Replica]) -> None:
         """Have the directory take what this node owns and could not tell; a loser gives way."""

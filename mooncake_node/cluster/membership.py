@@ -30,8 +30,8 @@ class Membership:
     ) -> None:
         """*served_until* hears how long (ns, monotonic) others surely take this node for alive.
 
-        *on_members* hears after each renewal, and whether somebody's life has ended since; *on_return*: this node has begun a new life, and is
-        not to serve others before that has returned.
+        *on_members* hears after each renewal, and whether somebody's life has ended since; *on_return*: this node has
+        begun a new life, and is not to serve others before that has returned.
         """
         self._directory = directory
         self._ttl_s = ttl_s

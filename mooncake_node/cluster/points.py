@@ -6,7 +6,7 @@ from mooncake_client.faults import FaultTable
 
 # The first and the third bear the names users know them by.
 POINTS = {
-    "ClientLocalCopyBeforeRefreshReplicaListRemote": "a key is not in memory here, other nodes are not asked for it yet",
+    "ClientLocalCopyBeforeRefreshReplicaListRemote": "a key is not in memory here, others are not asked yet",
     "ClientLocalCopyAfterLookup": "the directory has said who has the key, nothing is reserved yet",
     "ClientLocalCopyAfterPutStart": "room for a copy is reserved, its source is not asked for a lease yet",
     "ClientLocalCopyAfterGetReplicaList": "the source has given a lease, nothing is transferred yet",

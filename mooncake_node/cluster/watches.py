@@ -1,4 +1,4 @@
-"""Waiting for keys over nodes: who waits here for what may appear elsewhere, and who elsewhere for what appears here."""
+"""Waiting for keys over nodes: who waits here for what may appear elsewhere, and the other way round."""
 
 from collections import defaultdict
 from collections.abc import Iterable

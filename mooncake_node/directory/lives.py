@@ -17,8 +17,9 @@ from mooncake_node.directory.port import DirectoryError, Members, NameTakenError
 from mooncake_node.directory.server import Command, Server
 
 _RENEWED_MS = 5  # an end that moved by more was moved by a renewal, not by rounding
-_LOOKS_PER_TTL = 20
-_PAUSE_MIN_S = 0.01
+# A join that waits looks again that often, at the least and at the most.
+_LOOK_MIN_S = 0.01
+_LOOK_MAX_S = 0.1
 
 
 class _Seen(msgspec.Struct, frozen=True, array_like=True):
@@ -61,8 +62,7 @@ class Lives:
                 first = seen
             if _is_another(seen, first) or seen.left_ms < 0:
                 raise NameTakenError(f"a node named {name!r} lives already, at {_endpoint(name, seen)}")
-            pause_s = min(seen.left_ms + 1, self._ttl_ms / _LOOKS_PER_TTL) / 1000
-            await asyncio.sleep(max(pause_s, _PAUSE_MIN_S))
+            await asyncio.sleep(max(min(seen.left_ms / 1000, self._ttl_ms / 20_000, _LOOK_MAX_S), _LOOK_MIN_S))
 
     async def renew(self, node: Node) -> bool:
         """See Directory."""

@@ -117,7 +117,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     )
     directory_timeout: Annotated[
         float,
-        rules.seconds("After so long without an answer the directory is away, and work goes on here.", 0.01, 60.0),
+        rules.seconds("After so long without an answer the directory is away; work goes on here.", 0.01, 60.0),
     ] = 0.5
     cluster_secret_file: Annotated[
         Path | None,

@@ -1,67 +1,30 @@
-"""What every directory does: the same suite for the one in memory and for the one on a real server."""
+"""What every directory does with entries: one suite for the one in memory and for the one on a real server."""
 
-import asyncio
-import time
+import itertools
 
-import msgspec
 import pytest
 
 from mooncake_node.directory import (
     Created,
-    Creation,
-    DirectoryAwayError,
-    DirectoryError,
     Entry,
-    Holding,
-    MemoryCluster,
-    MemoryDirectory,
-    NameTakenError,
     Taken,
     TooOld,
-    open_directory,
 )
-from tests.support.valkey import ValkeyServer, eventually_async, namespace
-
-HIGH = (1 << 63) + 5  # a generation that no signed or floating number holds
-TOP = (1 << 64) - 1
-
-
-class MemoryKit:
-    """Directories over one cluster in memory, whose time is the test's."""
-
-    def __init__(self) -> None:
-        self.now_ns = 0
-        self.cluster = MemoryCluster(lambda: self.now_ns, liveness_ttl_s=1000.0, tombstone_s=1000.0)
-
-    def shorten(self, *, liveness_ttl_s: float = 1000.0, tombstone_s: float = 1000.0) -> None:
-        """Directories opened from now on have these times."""
-        self.cluster.ttl_ns, self.cluster.tombstone_ns = int(liveness_ttl_s * 1e9), int(tombstone_s * 1e9)
-
-    def open(self):
-        return MemoryDirectory(self.cluster)
-
-    def step(self) -> None:
-        self.now_ns += 10_000_000
-
-
-class ValkeyKit:
-    """Directories of one namespace on a server, whose time is the world's."""
-
-    def __init__(self, server: ValkeyServer) -> None:
-        self.server = server
-        self.namespace = namespace()
-        self.shorten()
-
-    def shorten(self, *, liveness_ttl_s: float = 1000.0, tombstone_s: float = 1000.0) -> None:
-        """Directories opened from now on have these times."""
-        self.times = {"liveness_ttl_s": liveness_ttl_s, "tombstone_s": tombstone_s}
-
-    def open(self):
-        # The time limit is a hang limit here.
-        return open_directory(self.server.url, namespace=self.namespace, timeout_s=30.0, **self.times)
-
-    def step(self) -> None:
-        """It passes by itself."""
+from tests.support.directories import (
+    HIGH,
+    TOP,
+    MemoryKit,
+    ValkeyKit,
+    create,
+    demoted,
+    eventually_async,
+    holding,
+    look,
+    owned,
+    promoted,
+    publish,
+)
+from tests.support.valkey import ValkeyServer
 
 
 @pytest.fixture(scope="module")
@@ -72,221 +35,20 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture(params=["memory", "valkey"])
-def kit(request):
-    return MemoryKit() if request.param == "memory" else ValkeyKit(request.getfixturevalue("server"))
+async def kit(request):
+    kit = MemoryKit() if request.param == "memory" else ValkeyKit(request.getfixturevalue("server"))
+    yield kit
+    await kit.close()
 
 
 @pytest.fixture
-async def make(kit):
-    made = []
-
-    def make():
-        made.append(kit.open())
-        return made[-1]
-
-    yield make
-    for directory in made:
-        await directory.close()
+def make(kit):
+    return kit.open
 
 
 @pytest.fixture
-def directory(make):
-    return make()
-
-
-def holding(node: str, generation: int, **facts) -> Holding:
-    facts = {"incarnation": 1, "nbytes": 10, "kind": 0, "epoch": 0, "is_owner": False, **facts}
-    return Holding(node=node, generation=generation, **facts)
-
-
-def owned(node: str, generation: int, **facts) -> Holding:
-    return holding(node, generation, is_owner=True, **facts)
-
-
-def demoted(of: Holding) -> Holding:
-    return msgspec.structs.replace(of, is_owner=False)
-
-
-def promoted(of: Holding) -> Holding:
-    return msgspec.structs.replace(of, is_owner=True)
-
-
-async def create(directory, item: Holding, key: str = "k", **facts):
-    [answer] = await directory.create([Creation(key=key, holding=item, **facts)])
-    return answer
-
-
-async def look(directory, key: str = "k") -> Entry:
-    [entry] = await directory.lookup([key])
-    return entry
-
-
-async def publish(directory, *items: Holding) -> list[bool]:
-    return await directory.publish([("k", item) for item in items])
-
-
-# -- who lives -------------------------------------------------------------------------------------------------------
-
-
-async def test_a_life_has_a_name_a_slot_an_endpoint_and_an_incarnation(make):
-    one, other = make(), make()
-    assert await one.members() == await other.members()
-    assert (await one.members()).nodes == ()
-    a, b = await one.join("a", "h:1"), await other.join("b", "[::1]:2")
-    assert (a.name, a.slot, a.endpoint, b.name, b.slot, b.endpoint) == ("a", 0, "h:1", "b", 1, "[::1]:2")
-    assert 0 < a.incarnation < b.incarnation
-    assert (await one.members()).nodes == (await other.members()).nodes == (a, b)
-    assert one.state == other.state == "up"
-
-
-async def test_renewing_carries_the_free_bytes(make):
-    one, other = make(), make()
-    node = msgspec.structs.replace(await one.join("a", "h:1"), free_bytes=1 << 50)
-    assert await one.renew(node) is True
-    assert (await other.members()).nodes == (node,)
-
-
-async def test_a_life_that_is_not_renewed_is_over(kit, make):
-    kit.shorten(liveness_ttl_s=0.3)
-    directory = make()
-    node = await directory.join("a", "h:1")
-
-    async def gone():
-        return not (await directory.members()).nodes
-
-    await eventually_async(gone, "the life to lapse", step=kit.step)
-    assert await directory.renew(node) is False
-    assert (await directory.members()).nodes == ()
-    again = await directory.join("a", "h:2")
-    assert again.incarnation > node.incarnation
-    assert again.slot == node.slot
-
-
-async def test_to_renew_is_to_live_on(kit, make):
-    kit.shorten(liveness_ttl_s=1.0)
-    directory = make()
-    node = await directory.join("a", "h:1")
-    if isinstance(kit, ValkeyKit):
-        kit.shorten(liveness_ttl_s=1000.0)
-        assert await make().renew(node)
-        lapsed_at = time.monotonic() + 1.2
-
-        async def a_former_end_is_over():
-            return time.monotonic() > lapsed_at
-
-        await eventually_async(a_former_end_is_over, "the end that the life had")
-    else:
-        for _ in range(5):
-            kit.now_ns += 900_000_000
-            assert await directory.renew(node)
-    assert (await directory.members()).nodes == (node,)
-
-
-async def test_to_leave_ends_the_life_at_once_and_only_that_one(directory):
-    first = await directory.join("a", "h:1")
-    await directory.leave(first)
-    assert (await directory.members()).nodes == ()
-    assert await directory.renew(first) is False
-    second = await directory.join("a", "h:1")
-    assert second.incarnation > first.incarnation
-    await directory.leave(first)
-    assert await directory.renew(first) is False
-    assert (await directory.members()).nodes == (second,)
-
-
-async def test_a_name_that_renews_is_taken(kit, make):
-    one, other = make(), make()
-    node = await one.join("a", "h:1")
-    joining = asyncio.create_task(other.join("a", "h:2"))
-
-    async def renewed():
-        kit.step()
-        assert await one.renew(node)
-        return joining.done()
-
-    await eventually_async(renewed, "the join to end")
-    with pytest.raises(NameTakenError, match="'a'"):
-        await joining
-    assert await one.renew(node)
-    assert (await one.members()).nodes == (node,)
-
-
-async def test_a_name_that_does_not_renew_is_waited_for(kit, make):
-    kit.shorten(liveness_ttl_s=0.3)
-    one, other = make(), make()
-    node = await one.join("a", "h:1")
-    joining = asyncio.create_task(other.join("a", "h:2"))
-
-    async def joined():
-        return joining.done()
-
-    await eventually_async(joined, "the join to end", step=kit.step)
-    again = await joining
-    assert (again.endpoint, again.slot) == ("h:2", node.slot)
-    assert again.incarnation > node.incarnation
-    assert await one.renew(node) is False
-
-
-async def test_of_two_that_join_under_one_name_one_lives(make):
-    one, other = make(), make()
-    answers = []
-
-    async def join(directory, endpoint):
-        try:
-            node = await directory.join("a", endpoint)
-        except NameTakenError:
-            answers.append(None)
-            return
-        answers.append(node)
-        while len(answers) < 2:
-            assert await directory.renew(node)
-            await asyncio.sleep(0.01)
-
-    tasks = [asyncio.create_task(join(one, "h:1")), asyncio.create_task(join(other, "h:2"))]
-    # In memory the clock stands, so a renewal is not seen there: the test moves it.
-    while len(answers) < 2:
-        await asyncio.sleep(0.005)
-        if isinstance(one, MemoryDirectory):
-            one.cluster.ttl_ns += 1
-    await asyncio.gather(*tasks)
-    assert answers.count(None) == 1
-    assert len((await one.members()).nodes) == 1
-
-
-async def test_slots_stay_with_their_names_over_all_lives(make):
-    directory = make()
-    nodes = [await directory.join(name, "h:1") for name in ("c", "a", "b")]
-    assert [node.slot for node in nodes] == [0, 1, 2]
-    for node in nodes:
-        await directory.leave(node)
-    again = [await make().join(name, "h:1") for name in ("b", "new", "a", "c")]
-    assert [node.slot for node in again] == [2, 3, 1, 0]
-
-
-async def test_slots_run_out_at_2048_names(directory):
-    for start in range(0, 2048, 128):
-        nodes = await asyncio.gather(*(directory.join(f"n{n}", "h:1") for n in range(start, start + 128)))
-    assert {node.slot for node in (await directory.members()).nodes} == set(range(2048))
-    await directory.leave(nodes[0])
-    with pytest.raises(DirectoryError, match=r"2,048"):
-        await directory.join("one more", "h:1")
-    assert (await directory.join(nodes[0].name, "h:1")).slot == nodes[0].slot
-
-
-@pytest.mark.parametrize("name", ["", "!", "x" * 256])
-async def test_some_names_are_none(directory, name):
-    with pytest.raises(DirectoryError, match="name"):
-        await directory.join(name, "h:1")
-
-
-async def test_the_clear_epoch_rises_and_everybody_sees_it(make):
-    one, other = make(), make()
-    epochs = [(await one.members()).clear_epoch]
-    for directory in (one, other, one):
-        epochs.append(await directory.raise_clear_epoch())
-        assert (await one.members()).clear_epoch == (await other.members()).clear_epoch == epochs[-1]
-    assert epochs == sorted(set(epochs))
-    assert epochs[-1] < 1 << 53
+def directory(kit):
+    return kit.open()
 
 
 # -- create ----------------------------------------------------------------------------------------------------------
@@ -374,7 +136,7 @@ async def test_an_upsert_that_is_not_newer_changes_nothing(directory, generation
 
 async def test_generations_are_ordered_as_unsigned_numbers(directory):
     generations = [9, 10, 255, 256, (1 << 53) - 1, 1 << 53, (1 << 53) + 1, (1 << 63) - 1, 1 << 63, HIGH, TOP - 1, TOP]
-    for older, newer in zip(generations, generations[1:], strict=False):
+    for older, newer in itertools.pairwise(generations):
         key = f"k{older}"
         await create(directory, owned("a", newer), key=key)
         assert await create(directory, owned("b", older), key=key, replaces=True) == TooOld(newer)
@@ -586,94 +348,3 @@ async def test_when_the_owner_is_withdrawn_another_becomes_it(directory):
     assert (await look(directory)).owner == promoted(heirs[1])
     await directory.withdraw([("k", "c", 20, 5)])
     assert await look(directory) == Entry((promoted(heirs[0]),))
-
-
-# -- keys and batches ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "key",
-    ["", "a" * 1024, "\N{GREEK SMALL LETTER ALPHA}" * 512, "../x", "\0", "a\r\nb", " ", "{x}", "\U0001f600", "%s{}",
-     "e\u0301", "!"],
-)  # fmt: skip
-async def test_a_key_is_any_text(directory, key):
-    assert await create(directory, owned("a", 5), key=key) == Created()
-    assert await directory.lookup([key, f"{key}x"]) == [Entry((owned("a", 5),)), Entry()]
-    assert await directory.remove([(key, 5)]) == [Entry((owned("a", 5),))]
-
-
-async def test_keys_that_look_alike_are_different(directory):
-    for generation, key in enumerate(("e\u0301", "\u00e9", "k", "k ", "K"), 1):
-        assert await create(directory, owned("a", generation), key=key) == Created()
-
-
-async def test_namespaces_know_nothing_of_each_other(server):
-    one, other = (ValkeyKit(server).open() for _ in range(2))
-    await create(one, owned("a", 5))
-    await one.join("a", "h:1")
-    assert await look(other) == Entry()
-    assert (await other.members()).nodes == ()
-    assert (await other.join("b", "h:1")).slot == 0
-    await one.close()
-    await other.close()
-
-
-async def test_batches_of_any_size_are_answered_in_order(directory):
-    count = 700
-    keys = [f"k{n}" for n in range(count)]
-    items = [Creation(key=key, holding=owned("a", n + 1)) for n, key in enumerate(keys)]
-    assert await directory.create(items) == [Created()] * count
-    assert await directory.lookup(keys) == [Entry((item.holding,)) for item in items]
-    published = await directory.publish([(key, holding("b", 1 + n - n % 3)) for n, key in enumerate(keys)])
-    assert published == [n % 3 == 0 for n in range(count)]
-    updates = [(key, holding("b", n + 1, on_disk=True)) for n, key in enumerate(keys)]
-    assert await directory.update(updates) == published
-    await directory.withdraw([(key, "a", 1, n + 1) for n, key in enumerate(keys) if n % 3 == 0])
-    removed = await directory.remove([(key, None) for key in keys])
-    assert [entry.owner.node for entry in removed] == ["a" if n % 3 else "b" for n in range(count)]
-    assert await directory.lookup(keys) == [Entry((), n + 1) for n in range(count)]
-
-
-async def test_a_batch_of_nothing_is_answered_with_nothing(directory):
-    assert await directory.lookup([]) == await directory.create([]) == await directory.publish([]) == []
-    assert await directory.update([]) == await directory.remove([]) == []
-    assert await directory.withdraw([]) is None
-
-
-async def test_of_many_that_put_one_key_at_once_one_has_it(make):
-    directories = [make() for _ in range(8)]
-    answers = await asyncio.gather(*(create(one, owned(f"n{n}", n + 1)) for n, one in enumerate(directories)))
-    [winner] = [n for n, answer in enumerate(answers) if answer == Created()]
-    assert {answer for answer in answers if answer != Created()} == {Taken(owned(f"n{winner}", winner + 1))}
-
-
-async def test_to_close_twice_is_harmless(make):
-    directory = make()
-    await directory.members()
-    await directory.close()
-    await directory.close()
-
-
-async def test_the_one_in_memory_can_be_away():
-    directory = MemoryDirectory(MemoryCluster())
-    await create(directory, owned("a", 5))
-    directory.is_away = True
-    for call in (directory.lookup(["k"]), directory.members(), directory.join("a", "h:1"), directory.remove([])):
-        with pytest.raises(DirectoryAwayError):
-            await call
-    assert directory.state == "away"
-    directory.is_away = False
-    assert await look(directory) == Entry((owned("a", 5),))
-    assert directory.state == "up"
-
-
-async def test_a_cluster_in_memory_that_lost_its_data_gives_higher_numbers_again():
-    directory = MemoryDirectory(MemoryCluster())
-    node = await directory.join("a", "h:1")
-    await create(directory, owned("a", 5))
-    epoch = await directory.raise_clear_epoch()
-    directory.cluster.lose()
-    assert await directory.renew(node) is False
-    assert await look(directory) == Entry()
-    assert (await directory.join("a", "h:1")).incarnation > node.incarnation
-    assert await directory.raise_clear_epoch() > epoch

@@ -2,12 +2,10 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import ssl
 import subprocess
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -152,21 +150,3 @@ async def tls_front(server: ValkeyServer, certificate: Path, key: Path) -> Async
         listener.close()
         await asyncio.gather(*tasks)
         await listener.wait_closed()
-
-
-async def eventually_async(probe, what: str, *, step=None, hang_limit_s: float = HANG_LIMIT_S):
-    """The first true value that *probe* gives when awaited; *step* lets time pass in between."""
-    deadline = time.monotonic() + hang_limit_s
-    while True:
-        value = await probe()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"still waiting after {hang_limit_s:g} s: {what}"
-        if step is not None:
-            step()
-        await asyncio.sleep(0.01)
-
-
-def namespace() -> str:
-    """One that nobody has used."""
-    return os.urandom(8).hex()

@@ -1,0 +1,136 @@
+"""What every directory does with keys and batches, however odd or many, and the same answers to the same calls."""
+
+import asyncio
+
+import pytest
+
+from mooncake_node.directory import (
+    Created,
+    Creation,
+    DirectoryAwayError,
+    Entry,
+    MemoryCluster,
+    MemoryDirectory,
+    Taken,
+)
+from tests.support.directories import (
+    MemoryKit,
+    ValkeyKit,
+    create,
+    holding,
+    look,
+    owned,
+)
+from tests.support.valkey import ValkeyServer
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = ValkeyServer(tmp_path_factory.mktemp("valkey"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["memory", "valkey"])
+async def kit(request):
+    kit = MemoryKit() if request.param == "memory" else ValkeyKit(request.getfixturevalue("server"))
+    yield kit
+    await kit.close()
+
+
+@pytest.fixture
+def make(kit):
+    return kit.open
+
+
+@pytest.fixture
+def directory(kit):
+    return kit.open()
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "a" * 1024, "\N{GREEK SMALL LETTER ALPHA}" * 512, "../x", "\0", "a\r\nb", " ", "{x}", "\U0001f600", "%s{}",
+     "e\u0301", "!"],
+)  # fmt: skip
+async def test_a_key_is_any_text(directory, key):
+    assert await create(directory, owned("a", 5), key=key) == Created()
+    assert await directory.lookup([key, f"{key}x"]) == [Entry((owned("a", 5),)), Entry()]
+    assert await directory.remove([(key, 5)]) == [Entry((owned("a", 5),))]
+
+
+async def test_keys_that_look_alike_are_different(directory):
+    for generation, key in enumerate(("e\u0301", "\u00e9", "k", "k ", "K"), 1):
+        assert await create(directory, owned("a", generation), key=key) == Created()
+
+
+async def test_namespaces_know_nothing_of_each_other(server):
+    one, other = (ValkeyKit(server).open() for _ in range(2))
+    await create(one, owned("a", 5))
+    await one.join("a", "h:1")
+    assert await look(other) == Entry()
+    assert (await other.members()).nodes == ()
+    assert (await other.join("b", "h:1")).slot == 0
+    await one.close()
+    await other.close()
+
+
+async def test_batches_of_any_size_are_answered_in_order(directory):
+    count = 700
+    keys = [f"k{n}" for n in range(count)]
+    items = [Creation(key=key, holding=owned("a", n + 1)) for n, key in enumerate(keys)]
+    assert await directory.create(items) == [Created()] * count
+    assert await directory.lookup(keys) == [Entry((item.holding,)) for item in items]
+    published = await directory.publish([(key, holding("b", 1 + n - n % 3)) for n, key in enumerate(keys)])
+    assert published == [n % 3 == 0 for n in range(count)]
+    updates = [(key, holding("b", n + 1, on_disk=True)) for n, key in enumerate(keys)]
+    assert await directory.update(updates) == published
+    await directory.withdraw([(key, "a", 1, n + 1) for n, key in enumerate(keys) if n % 3 == 0])
+    removed = await directory.remove([(key, None) for key in keys])
+    assert [entry.owner.node for entry in removed] == ["a" if n % 3 else "b" for n in range(count)]
+    assert await directory.lookup(keys) == [Entry((), n + 1) for n in range(count)]
+
+
+async def test_a_batch_of_nothing_is_answered_with_nothing(directory):
+    assert await directory.lookup([]) == await directory.create([]) == await directory.publish([]) == []
+    assert await directory.update([]) == await directory.remove([]) == []
+    assert await directory.withdraw([]) is None
+
+
+async def test_of_many_that_put_one_key_at_once_one_has_it(make):
+    directories = [make() for _ in range(8)]
+    answers = await asyncio.gather(*(create(one, owned(f"n{n}", n + 1)) for n, one in enumerate(directories)))
+    [winner] = [n for n, answer in enumerate(answers) if answer == Created()]
+    assert {answer for answer in answers if answer != Created()} == {Taken(owned(f"n{winner}", winner + 1))}
+
+
+async def test_to_close_twice_is_harmless(make):
+    directory = make()
+    await directory.members()
+    await directory.close()
+    await directory.close()
+
+
+async def test_the_one_in_memory_can_be_away():
+    directory = MemoryDirectory(MemoryCluster())
+    await create(directory, owned("a", 5))
+    directory.is_away = True
+    for call in (directory.lookup(["k"]), directory.members(), directory.join("a", "h:1"), directory.remove([])):
+        with pytest.raises(DirectoryAwayError):
+            await call
+    assert directory.state == "away"
+    directory.is_away = False
+    assert await look(directory) == Entry((owned("a", 5),))
+    assert directory.state == "up"
+
+
+async def test_a_cluster_in_memory_that_lost_its_data_gives_higher_numbers_again():
+    directory = MemoryDirectory(MemoryCluster())
+    node = await directory.join("a", "h:1")
+    await create(directory, owned("a", 5))
+    epoch = await directory.raise_clear_epoch()
+    directory.cluster.lose()
+    assert await directory.renew(node) is False
+    assert await look(directory) == Entry()
+    assert (await directory.join("a", "h:1")).incarnation > node.incarnation
+    assert await directory.raise_clear_epoch() > epoch
