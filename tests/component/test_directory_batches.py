@@ -1,7 +1,10 @@
 """What every directory does with keys and batches, however odd or many, and the same answers to the same calls."""
 
 import asyncio
+import random
+from collections import Counter
 
+import msgspec
 import pytest
 
 from mooncake_node.directory import (
@@ -134,3 +137,111 @@ async def test_a_cluster_in_memory_that_lost_its_data_gives_higher_numbers_again
     assert await look(directory) == Entry()
     assert (await directory.join("a", "h:1")).incarnation > node.incarnation
     assert await directory.raise_clear_epoch() > epoch
+
+
+# -- the same answers to the same calls ------------------------------------------------------------------------------
+
+
+class Calls:
+    """Random calls about few keys, nodes, lives and generations, so that they meet."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.generations = [*range(HIGH, HIGH + 6), 1, TOP]
+
+    def holding(self, *, is_owner: bool) -> Holding:
+        return Holding(
+            node=self.random.choice("abcd"),
+            incarnation=self.random.randint(1, 3),
+            generation=self.generation(),
+            nbytes=self.random.randrange(1 << 40),
+            kind=self.random.randrange(5),
+            epoch=self.random.choice([0, 0, 0, 1, 2]),
+            is_owner=is_owner,
+            on_disk=self.random.random() < 0.3,
+            softpin=self.random.random() < 0.3,
+            softpin_until_unix_ms=self.random.choice([None, 0, 1 << 41]),
+        )
+
+    def generation(self) -> int:
+        return self.random.choice(self.generations)
+
+    def key(self) -> str:
+        return self.random.choice("xy")
+
+    def items(self, make) -> list:
+        return [make() for _ in range(self.random.choice([0, 1, 1, 1, 2, 5]))]
+
+    def next(self, known: list[tuple[str, Entry]]) -> tuple[str, tuple, dict]:
+        """A call, mostly about what is there: its name and arguments."""
+        there = [(key, holding) for key, entry in known for holding in entry.holdings]
+
+        def some(*, is_owner: bool) -> tuple[str, Holding]:
+            """A key and a holding: one that is there, one of the generation of another, or any."""
+            key, new = self.key(), self.holding(is_owner=is_owner)
+            if not there or self.random.random() < 0.2:
+                return key, new
+            key, old = self.random.choice(there)
+            if self.random.random() < 0.5:
+                return key, msgspec.structs.replace(old, is_owner=is_owner, on_disk=new.on_disk)
+            return key, msgspec.structs.replace(new, generation=old.generation)
+
+        def creation() -> Creation:
+            key, new = some(is_owner=True) if self.random.random() < 0.4 else (self.key(), self.holding(is_owner=True))
+            dead = tuple(
+                (self.random.choice("abcd"), self.random.randint(1, 3)) for _ in range(self.random.choice([0, 0, 2, 5]))
+            )
+            return Creation(key=key, holding=new, replaces=self.random.random() < 0.4, dead=dead)
+
+        def removal() -> tuple[str, int | None]:
+            key, old = some(is_owner=False)
+            return key, self.random.choice([None, old.generation])
+
+        def withdrawal() -> tuple[str, str, int, int]:
+            key, old = some(is_owner=False)
+            return key, old.node, old.incarnation, old.generation
+
+        name = self.random.choice(
+            ["create", "create", "create", "publish", "publish", "publish", "update", "transfer", "withdraw", "remove"]
+        )
+        if name == "transfer":
+            (key, old), (_, to) = some(is_owner=True), some(is_owner=True)
+            owners = [(where, holding) for where, holding in there if holding.is_owner]
+            if owners and self.random.random() < 0.6:
+                key, old = self.random.choice(owners)
+                to = msgspec.structs.replace(to, generation=old.generation)
+            return name, (key,), {"node": old.node, "incarnation": old.incarnation, "to": to}
+        make = {
+            "create": creation,
+            "publish": lambda: some(is_owner=False),
+            "update": lambda: some(is_owner=self.random.random() < 0.5),
+            "remove": removal,
+            "withdraw": withdrawal,
+        }
+        return name, (self.items(make[name]),), {}
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_both_directories_answer_the_same_to_the_same_calls(server, seed):
+    calls, kits = Calls(seed), (MemoryKit(), ValkeyKit(server))
+    directories = [kit.open() for kit in kits]
+    known: list[tuple[str, Entry]] = []
+    outcomes: Counter[str] = Counter()
+    for _ in range(200):
+        name, arguments, facts = calls.next(known)
+        answers = [await getattr(directory, name)(*arguments, **facts) for directory in directories]
+        assert answers[0] == answers[1], (name, arguments, facts, known)
+        entries = [await directory.lookup(["x", "y"]) for directory in directories]
+        assert entries[0] == entries[1], (name, arguments, facts, known)
+        for entry in entries[0]:
+            assert len({item.generation for item in entry.holdings}) == (bool(entry.holdings))
+            assert sum(item.is_owner for item in entry.holdings) == (bool(entry.holdings))
+            assert not (entry.holdings and entry.tombstone)
+        known = list(zip(("x", "y"), entries[0], strict=True))
+        listed = answers[0] if isinstance(answers[0], list) else [answers[0]]
+        outcomes.update(f"{name} {answer if isinstance(answer, bool) else type(answer).__name__}" for answer in listed)
+    for kit in kits:
+        await kit.close()
+    # It is worth something only if calls of all kinds do and do not succeed.
+    wanted = {"create Created", "create Taken", "create TooOld", "publish True", "publish False", "update True"}
+    assert wanted | {"transfer False", "remove Entry"} <= outcomes.keys()
