@@ -9,7 +9,7 @@ SHELL := /bin/bash
 PYTHON ?=
 # For pip, such as an index of your own.
 PIP_ARGS ?=
-# For the goals demo and test.
+# For the goals demo, demo-cluster and test.
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 
@@ -21,13 +21,16 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 # A temporary directory of our own, short enough for the paths of sockets, and gone in the end.
 IN_TMP := tmp=$$(mktemp -d "$${TMPDIR:-/tmp}/mn.XXXXXX"); trap 'rm -rf "$$tmp"' EXIT; export TMPDIR=$$tmp
 
-.PHONY: help demo test test-long check bench fmt clean FORCE
+.PHONY: help demo demo-cluster test test-long check bench fmt clean FORCE
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/.demo ## publish a real model from one process, read it in others, prove that it is in memory once
 	@$(IN_TMP); $(BIN)/python -m mooncake_node demo $(DEMO_ARGS)
+
+demo-cluster: .venv/.demo ## put objects on one node, read them on another, prove that each crosses once and lies on each once
+	@$(IN_TMP); $(BIN)/python -m mooncake_node demo-cluster $(DEMO_ARGS)
 
 test: .venv/.dev ## the whole suite in its short form, in parallel
 	@$(IN_TMP); echo "==> pytest with $(WORKERS) workers, without the tests marked long"; $(PYTEST) -m "not long"

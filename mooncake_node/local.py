@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,12 +22,13 @@ class LocalNodeError(Exception):
 class LocalNode:
     """`mooncake-node serve` as a child process, optionally pinned to one CPU."""
 
-    def __init__(self, pool_nbytes: int, *flags: str, cpu: int | None = None) -> None:
+    def __init__(self, pool_nbytes: int, *flags: str, cpu: int | None = None, prefix: Sequence[str] = ()) -> None:
+        """*prefix* stands before the command, such as what enters a network namespace."""
         self._directory = tempfile.TemporaryDirectory(prefix="mooncake-node-")
         self.directory = Path(self._directory.name)
         self.socket = self.directory / "node.sock"
         self._log_path = self.directory / "log"
-        command = [sys.executable, "-m", "mooncake_node", "serve", "--socket", str(self.socket)]
+        command = [*prefix, sys.executable, "-m", "mooncake_node", "serve", "--socket", str(self.socket)]
         command += ["--pool-size", str(pool_nbytes), "--log-format", "console", *flags]
         # The user's own daemon has settings in the environment; this one is none of theirs.
         env = {name: value for name, value in os.environ.items() if not name.startswith("MOONCAKE_NODE_")}

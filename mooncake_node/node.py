@@ -126,7 +126,10 @@ class Node:
         if settings.directory is not None:
             self._cluster = await self._join_cluster(settings.directory, faults)
             slot = self._cluster.membership.me.slot
-            found = await self._cluster.ours(found)
+            try:
+                found = await self._cluster.ours(found)
+            except DirectoryError as error:
+                raise NodeError(f"directory: {error}") from error
         clock = GenerationClock(time.time_ns() - time.monotonic_ns(), slot=slot, floor=floor)
         tier_nbytes_max = 0 if self._jobs is None else self._jobs.tier.bytes_limit
         tier_cost = None if self._jobs is None else self._jobs.cost

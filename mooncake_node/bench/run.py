@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from mooncake_client import Client
-from mooncake_node.bench import bandwidth, index, latency, leases, memory, tight
+from mooncake_node.bench import bandwidth, cluster, index, latency, leases, memory, tight
 from mooncake_node.bench.measure import Result, judge
 from mooncake_node.local import LocalNode
 
@@ -41,7 +41,7 @@ class Report(msgspec.Struct, frozen=True):
 Say = Callable[[str], None]
 
 
-PARTS = ("latency", "index", "bandwidth", "memory", "tight", "reclaim")
+PARTS = ("latency", "index", "bandwidth", "memory", "tight", "reclaim", "cluster")
 
 
 def run(say: Say, parts: Sequence[str] = PARTS, *, quick: bool) -> Report:
@@ -74,6 +74,11 @@ def _measure(say: Say, parts: Sequence[str], daemon_cpu: int, *, quick: bool) ->
     if "reclaim" in parts:
         say("reclaim: what 100,000 parked replicas cost")
         yield leases.measure_parked(quick=quick)
+    if "cluster" in parts:
+        say("cluster: copies from one node to another")
+        # Nodes and clients share what processors there are: a copy keeps two of them busy.
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        yield from cluster.measure(quick=quick)
 
 
 def _lease_load(say: Say, results: list[Result]) -> dict[str, float]:

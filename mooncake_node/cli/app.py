@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from mooncake_node.cli import bench, demo, fault, objects, serve, stats
+from mooncake_node.cli import bench, demo, demo_cluster, fault, objects, serve, stats
 from mooncake_node.cli.outcome import INTERRUPTED, CommandGroup
 
-_FAMILIES = (serve, stats, objects, fault, bench, demo)
+_FAMILIES = (serve, stats, objects, fault, bench, demo, demo_cluster)
 
 app = typer.Typer(
     cls=CommandGroup,

@@ -21,7 +21,8 @@ def bench(
     parts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PART]...", help="latency, index, bandwidth, memory, tight, reclaim; all of them if none is named."
+            metavar="[PART]...",
+            help="latency, index, bandwidth, memory, tight, reclaim, cluster; all of them if none is named.",
         ),
     ] = None,
     *,

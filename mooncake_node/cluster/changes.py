@@ -15,7 +15,7 @@ from mooncake_node.core.jobs import Retell
 from mooncake_node.core.master import Master
 from mooncake_node.core.refusal import Refusal
 from mooncake_node.core.scan import Scan
-from mooncake_node.directory.port import Directory, DirectoryAwayError
+from mooncake_node.directory.port import Directory, DirectoryError
 from mooncake_node.peers.errors import PeerError
 from mooncake_node.peers.links import PeerLinks
 from mooncake_node.peers.messages import Clear, Pin, RemovePrefix
@@ -113,11 +113,19 @@ class Changes:
     async def remove_all(self) -> int:
         """Nothing put or begun before, anywhere in the cluster, is readable from here on; how many objects went."""
         try:
-            epoch = await self._directory.raise_clear_epoch()
-        except DirectoryAwayError as error:
+            # Asked first: a server that is paused would carry out later what nobody waits for any more.
+            await self._directory.members()
+        except DirectoryError as error:
             raise Refusal(
                 Code.NOT_READY,
                 f"the directory is away, so not every node could be reached; nothing was removed: {error}",
+            ) from error
+        try:
+            epoch = await self._directory.raise_clear_epoch()
+        except DirectoryError as error:
+            raise Refusal(
+                Code.NOT_READY,
+                f"the directory went away; either nothing was removed, or all will be when it is back: {error}",
             ) from error
         counts = await asyncio.gather(self.clear_here(epoch), self._fan_out.everyone(lambda: Clear(0, epoch)))
         return sum(counts)
@@ -168,6 +176,11 @@ class Changes:
             await self.pin_here(key, softpin=softpin, ttl_ms=ttl_ms)
             return
         node = await self.owner_of(key)
+        if node == self._membership.me.name and current is not None and current.owner is not None:
+            # The directory has made this node the owner, since the one before has dropped its replica.
+            self._master.promote(current)
+            await self.pin_here(key, softpin=softpin, ttl_ms=ttl_ms)
+            return
         if node is None:
             raise Refusal(Code.NOT_FOUND, "no such object")
         try:
@@ -181,7 +194,7 @@ class Changes:
         """The living node that owns *key*; None: there is none, or the directory is away."""
         try:
             (entry,) = await self._entries.lookup([key])
-        except DirectoryAwayError:
+        except DirectoryError:
             return None
         owner = entry.owner
         if owner is None or not live_holdings(entry, self._membership, self._master.clear_epoch):

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from mooncake_client import wire
 from mooncake_client.codes import Code
@@ -23,7 +24,7 @@ from mooncake_node.cluster.watches import Watches
 from mooncake_node.core.jobs import Errand, Locate, Pull, Retell, Withdraw
 from mooncake_node.core.master import Master
 from mooncake_node.core.sessions import Session
-from mooncake_node.directory import Directory, DirectoryAwayError
+from mooncake_node.directory import Directory, DirectoryAwayError, DirectoryError
 from mooncake_node.obs.log import get_logger
 from mooncake_node.peers.identity import Me
 from mooncake_node.peers.links import PeerLinks
@@ -38,6 +39,7 @@ _TIDY_S = 1.0
 _JOIN_PAUSE_S = 0.5
 
 log = get_logger()
+T = TypeVar("T")
 
 
 class Room(Protocol):
@@ -71,32 +73,34 @@ class Cluster:
             served_until=self._served_until,
             on_members=self._members_changed,
             on_return=self._return,
+            tasks=self._tasks,
         )
         self._master: Master | None = None
         self._answers: Answers | None = None
         self._lending: Lending | None = None
         self._plane: TcpPlane | None = None
         self._served_until_ns = 0
+        self._patient_until_s = 0.0
 
     # -- start and stop ----------------------------------------------------------------------------------------------
 
     async def join(self, name: str, patience_s: float) -> None:
         """Listen, and begin a life in the directory, waiting for it that long; raises DirectoryError."""
         self._me.name = name
+        self._patient_until_s = time.monotonic() + patience_s
         await self._listener.start()
-        began_s = time.monotonic()
-        while not await self._join_once(name, may_wait=time.monotonic() - began_s < patience_s):
-            await asyncio.sleep(_JOIN_PAUSE_S)
+        await self._patiently(lambda: self.membership.join(name, self._listener.endpoint))
 
-    async def _join_once(self, name: str, *, may_wait: bool) -> bool:
-        try:
-            await self.membership.join(name, self._listener.endpoint)
-        except DirectoryAwayError as error:
-            if not may_wait:
-                raise
-            log.warning("directory_awaited", error=str(error))
-            return False
-        return True
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What the directory answers, waited for while the start may take."""
+        while True:
+            try:
+                return await ask()
+            except DirectoryAwayError as error:
+                if time.monotonic() >= self._patient_until_s:
+                    raise
+                log.warning("directory_awaited", error=str(error))
+            await asyncio.sleep(_JOIN_PAUSE_S)
 
     async def ours(self, found: Sequence[TierRecord]) -> list[TierRecord]:
         """Which objects found in the tier are to be adopted: those of this node alone, and those that are its still.
@@ -108,7 +112,8 @@ class Cluster:
         shared = [record for record in found if record.scope != "node"]
         for start in range(0, len(shared), BATCH):
             batch = shared[start : start + BATCH]
-            entries = await self._directory.lookup([record.key for record in batch])
+            keys = [record.key for record in batch]
+            entries = await self._patiently(partial(self._directory.lookup, keys))
             for record, entry in zip(batch, entries, strict=True):
                 if any(
                     (h.node, h.generation) == (self._me.name, record.generation)
@@ -141,6 +146,7 @@ class Cluster:
             settle=service.settle,
         )
         self._watches = watches = Watches(master, membership, links, tasks)
+        entries.on_told = watches.published
         self._lending = lending = Lending(master, room, tier, tasks, service.settle)
         self._plane = plane = TcpPlane(links.dial_data, room.view)
         self._copies = Copies(
@@ -176,18 +182,14 @@ class Cluster:
 
     async def serve(self) -> None:
         """Tell the directory what this node has, then serve others."""
-        try:
-            await self._return()
-            self.membership.is_serving = True
-        except DirectoryAwayError as error:
-            log.warning("inventory_postponed", error=str(error))
-        self._members_changed()
         for loop in (self.membership.run, self._entries.run, self._tidy):
             self._tasks.run(loop())
+        await asyncio.wait([self.membership.come_back()])
+        self._members_changed()
 
     async def close(self) -> None:
         """End this life, and whatever is under way."""
-        with contextlib.suppress(DirectoryAwayError):
+        with contextlib.suppress(DirectoryError):
             await self._directory.leave(self.membership.me)
         await self._tasks.close()
         if self._plane is not None:
@@ -269,6 +271,8 @@ class Cluster:
         if self.membership.clear_epoch > master.clear_epoch:
             await self._changes.clear_here(self.membership.clear_epoch)
         await self._entries.tell_all()
+        # Owners may have died while this node did not hear of it.
+        self._entries.must_inherit = True
         log.info("inventory_told", objects=len(master.table.current), differences=self._entries.differences)
 
     def _members_changed(self, has_died: bool = False) -> None:  # noqa: FBT001,FBT002  what Membership calls
@@ -279,15 +283,17 @@ class Cluster:
         self._listener.set_peers(peers)
         if self._master is not None:
             self._watches.members_changed()
-            if has_died and membership.is_serving:
+            if has_died:
+                self._entries.must_inherit = True
                 self._tasks.run(self._inherit())
             if membership.is_serving and membership.clear_epoch > self._master.clear_epoch:
                 # Raised by a node that did not reach this one.
                 self._tasks.run(self._catch_up(membership.clear_epoch))
 
     async def _inherit(self) -> None:
-        with contextlib.suppress(DirectoryAwayError):
-            await self._entries.inherit()
+        if self._entries.must_inherit and self.membership.is_serving:
+            with contextlib.suppress(DirectoryError):
+                await self._entries.inherit()
 
     async def _catch_up(self, epoch: int) -> None:
         await self._changes.clear_here(epoch)
@@ -304,4 +310,5 @@ class Cluster:
         while True:
             await asyncio.sleep(_TIDY_S)
             self._watches.tidy()
+            await self._inherit()
             self._service.settle()

@@ -18,7 +18,7 @@ from mooncake_node.core.jobs import Found, Locate, Pull
 from mooncake_node.core.master import Master
 from mooncake_node.core.refusal import Refusal
 from mooncake_node.core.replica import Replica
-from mooncake_node.directory.port import Directory, DirectoryAwayError, Entry, Holding
+from mooncake_node.directory.port import Directory, DirectoryError, Entry, Holding
 from mooncake_node.obs.log import get_logger
 from mooncake_node.peers.errors import PeerError
 from mooncake_node.peers.links import PeerLinks
@@ -130,7 +130,7 @@ class Copies:
             try:
                 entries = await self._entries.lookup(keys) if keys else []
                 await self._points.hit("ClientLocalCopyAfterLookup")
-            except DirectoryAwayError:
+            except DirectoryError:
                 refusal = Refusal(Code.NOT_FOUND, "not on this node, and the directory of the others is away")
                 entries = []
             except StoreError as error:
@@ -218,6 +218,8 @@ class Copies:
     ) -> None:
         if failure is None:
             self.bytes_copied += into.nbytes
+            # Its owner may have died while it was copied.
+            self._entries.must_inherit |= into.owner is not None and into.owner not in self._membership.others
         else:
             log.info("copy_failed", key=into.key, error=failure.message, again=again is not None)
         self._master.pull_done(
@@ -279,7 +281,7 @@ class Copies:
             holding = _secondary(into, found, self._membership, self._master.clear_epoch)
             try:
                 (is_published,) = await self._directory.publish([(into.key, holding)])
-            except DirectoryAwayError:
+            except DirectoryError:
                 raise Refusal(Code.NOT_FOUND, "the directory went away while it was copied") from None
             if not is_published:
                 raise _Stale("it was removed or replaced while it was copied")
@@ -292,7 +294,7 @@ class Copies:
         try:
             await self._points.hit("ClientLocalCopyBeforeRefreshReplicaListRemote")
             (entry,) = await self._entries.lookup([into.key])
-        except (DirectoryAwayError, StoreError):
+        except (DirectoryError, StoreError):
             return None
         return self._found(entry, sources)
 

@@ -12,6 +12,7 @@ from itertools import islice
 import msgspec
 
 from mooncake_client.codes import Code
+from mooncake_client.errors import StoreError
 from mooncake_node.cluster.fanout import FanOut
 from mooncake_node.cluster.holdings import holding_of, live_holdings
 from mooncake_node.cluster.membership import Membership
@@ -19,7 +20,17 @@ from mooncake_node.core.jobs import Withdraw
 from mooncake_node.core.master import Master
 from mooncake_node.core.refusal import Refusal
 from mooncake_node.core.replica import Replica
-from mooncake_node.directory.port import Created, Creation, Directory, DirectoryAwayError, Entry, Holding, Taken, TooOld
+from mooncake_node.directory.port import (
+    Created,
+    Creation,
+    Directory,
+    DirectoryAwayError,
+    DirectoryError,
+    Entry,
+    Holding,
+    Taken,
+    TooOld,
+)
 from mooncake_node.obs.log import get_logger
 
 # Keys in one call of the directory.
@@ -37,8 +48,8 @@ log = get_logger()
 class Due(msgspec.Struct, frozen=True, gc=False):
     """What the directory may have of a key that is not up to date."""
 
-    generation: int = 0  # of what this node had; 0: nothing is to be taken back
-    is_removed: bool = False  # by a user: from every node
+    generation: int = 0  # the newest that this node had; 0: nothing is to be taken back
+    removed: int = 0  # the newest that a user removed, from every node; 0: none
 
 
 class Entries:
@@ -52,13 +63,17 @@ class Entries:
         self._master = master
         self._fan_out = fan_out
         self._settle = settle
-        # All and only the keys whose entry may differ from what this node has.
+        # All and only the keys whose entry may differ from what this node has; but while a new life is due, which tells
+        # everything anew, only those that a user removed.
         self.dirty: dict[str, Due] = {}
         self.conflicts = 0
         # Soft-pinned objects that lost a conflict: kept, readable by nobody, until cleared or removed by generation.
         self.losers: dict[tuple[str, int], Replica] = {}
         self.differences = 0  # found by the last check
-        self._is_telling_all = False
+        # Owners may have died whose copies are here.
+        self.must_inherit = False
+        # Hears of keys that the directory has now, and had not when they were put.
+        self.on_told: Callable[[str], None] = _nothing
         self._wake = asyncio.Event()
 
     @property
@@ -72,9 +87,14 @@ class Entries:
         if due is None:
             due = known or Due()
         elif known is not None:
-            due = Due(max(known.generation, due.generation), known.is_removed or due.is_removed)
-        self.dirty[key] = due
-        self._wake.set()
+            due = Due(max(known.generation, due.generation), max(known.removed, due.removed))
+        if known is None and len(self.dirty) >= DIRTY_MAX and not self._membership.is_ending:
+            log.warning("directory_queue_overflowed", keys=len(self.dirty))
+            self._membership.begin_anew()
+            self.dirty = {name: other for name, other in self.dirty.items() if other.removed}
+        if due.removed or not self._membership.is_ending:
+            self.dirty[key] = due
+            self._wake.set()
 
     # -- at once -----------------------------------------------------------------------------------------------------
 
@@ -93,7 +113,7 @@ class Entries:
                 break
             try:
                 outcomes = await self._create([(r, r.replaces, dead.get(r.replica_id, ())) for r in batch])
-            except DirectoryAwayError:
+            except DirectoryError:
                 for replica in batch:
                     self.mark(replica.key, Due(replica.generation))
                 break
@@ -143,7 +163,7 @@ class Entries:
         try:
             for start in range(0, len(items), BATCH):
                 await self._directory.withdraw(items[start : start + BATCH])
-        except DirectoryAwayError:
+        except DirectoryError:
             for key, _, _, generation in items:
                 self.mark(key, Due(generation))
         finally:
@@ -158,22 +178,24 @@ class Entries:
         try:
             for start in range(0, len(items), BATCH):
                 found += await self._directory.remove(items[start : start + BATCH])
-        except DirectoryAwayError:
+        except DirectoryError as error:
             away = items[len(found) :]
+            if self._membership.is_ending and len(self.dirty) + len(away) > DIRTY_MAX:
+                raise Refusal(Code.NOT_READY, f"{DIRTY_MAX} removals wait to be told already: {error}") from error
             gone: list[tuple[str, int]] = []
             for key, generation in away:
                 replica = self._master.table.current.get(key)
                 if replica is None or generation not in (None, replica.generation) or not self._is_shared(replica):
                     found.append(Entry())
                 else:
-                    self.mark(key, Due(replica.generation, is_removed=True))
+                    self.mark(key, Due(replica.generation, replica.generation))
                     gone.append((key, replica.generation))
                     found.append(Entry((self._holding(replica),)))
             self._fan_out.drop_everywhere(gone)
         return found
 
     async def lookup(self, keys: Sequence[str]) -> list[Entry]:
-        """What the directory has; raises DirectoryAwayError."""
+        """What the directory has; raises DirectoryError."""
         found: list[Entry] = []
         for start in range(0, len(keys), BATCH):
             found += await self._directory.lookup(keys[start : start + BATCH])
@@ -191,21 +213,27 @@ class Entries:
                     await self._tell_some()
                 except DirectoryAwayError:
                     await self._membership.heard(_PAUSE_S)
+                except (DirectoryError, Refusal, StoreError) as error:
+                    log.warning("directory_not_told", error=str(error))
+                    await asyncio.sleep(_PAUSE_S)
             if self.dirty:
                 await self._membership.heard(_PAUSE_S)
                 self._wake.set()
 
     async def tell_all(self) -> None:
-        """Tell everything this node has; raises DirectoryAwayError. What another node has won is given up here."""
-        for replica in list(self._master.table.current.values()):
+        """Tell everything this node has; raises DirectoryError. What another node has won is given up here."""
+        await self._tell_due()
+        generations = {replica.key: replica.generation for replica in self._master.table.current.values()}
+        for replica in self._master.table.current.values():
             replica.told = False
-            self.mark(replica.key)
-        while self.dirty:
-            await self._tell_some()
+        every = iter(generations.items())
+        while batch := dict(islice(every, BATCH)):
+            await self._tell({key: Due(generation) for key, generation in batch.items()})
+        await self._tell_due()
         self.differences = await self.count_differences()
 
     async def count_differences(self) -> int:
-        """How many of this node's objects the directory has otherwise, or not; raises DirectoryAwayError."""
+        """How many of this node's objects the directory has otherwise, or not; raises DirectoryError."""
         count = 0
         keys = [r.key for r in self._master.table.current.values() if self._is_shared(r)]
         for start in range(0, len(keys), BATCH):
@@ -222,26 +250,50 @@ class Entries:
         return count
 
     async def inherit(self) -> None:
-        """Own those copies whose owners have died (SPEC 6, rule 4); raises DirectoryAwayError."""
+        """Own those copies whose owners have died (SPEC 6, rule 4); raises DirectoryError, and is due again then."""
+        self.must_inherit = False
         copies = [r for r in self._master.table.current.values() if r.owner is not None]
-        for start in range(0, len(copies), BATCH):
-            batch = copies[start : start + BATCH]
-            for replica, entry in zip(batch, await self._directory.lookup([r.key for r in batch]), strict=True):
-                owner = entry.owner
-                if owner is None or owner.generation != replica.generation or self._lives(owner):
-                    continue
-                heir = msgspec.structs.replace(self._holding(replica), is_owner=True)
-                if (
-                    await self._directory.transfer(replica.key, node=owner.node, incarnation=owner.incarnation, to=heir)
-                    and self._master.table.current.get(replica.key) is replica
-                ):
-                    self._master.promote(replica)
-                    log.info("object_inherited", key=replica.key, owner=owner.node)
-        self._settle()
+        try:
+            for start in range(0, len(copies), BATCH):
+                batch = copies[start : start + BATCH]
+                for replica, entry in zip(batch, await self._directory.lookup([r.key for r in batch]), strict=True):
+                    if entry.owner is not None and entry.owner.generation == replica.generation:
+                        await self._inherit(replica, entry.owner)
+        except DirectoryError:
+            self.must_inherit = True
+            raise
+        finally:
+            self._settle()
+
+    async def _inherit(self, replica: Replica, owner: Holding) -> None:
+        heir = msgspec.structs.replace(self._holding(replica), is_owner=True)
+        # It may be the owner already, by a transfer whose answer was lost, or since the owner has withdrawn its own.
+        if (owner.node, owner.incarnation) != (self._me, self._incarnation):
+            if self._lives(owner):
+                return
+            if not await self._directory.transfer(replica.key, node=owner.node, incarnation=owner.incarnation, to=heir):
+                return
+        if self._master.table.current.get(replica.key) is not replica:
+            self.mark(replica.key, Due(replica.generation))
+        elif replica.owner is not None:
+            self._master.promote(replica)
+            log.info("object_inherited", key=replica.key, owner=owner.node)
+
+    async def _tell_due(self) -> None:
+        """Tell what is due now, though not what becomes due meanwhile."""
+        for _ in range(0, len(self.dirty), BATCH):
+            await self._tell_some()
 
     async def _tell_some(self) -> None:
         """Bring up to *BATCH* keys up to date."""
         batch = dict(islice(self.dirty.items(), BATCH))
+        await self._tell(batch)
+        for key, due in batch.items():
+            if self.dirty.get(key) is due:
+                del self.dirty[key]
+        self._settle()
+
+    async def _tell(self, batch: dict[str, Due]) -> None:
         await self._take_back(batch)
         here = [self._master.table.current.get(key) for key in batch]
         shared = [r for r in here if r is not None and self._is_shared(r)]
@@ -250,30 +302,48 @@ class Entries:
         if copies := [r for r in shared if r.owner is not None]:
             kept = await self._directory.publish([(r.key, self._holding(r)) for r in copies])
             for replica, is_kept in zip(copies, kept, strict=True):
-                replica.told = is_kept
-                if not is_kept:
+                if is_kept:
+                    self._was_told(replica)
+                else:
                     self._give_up(replica)
-        for key, due in batch.items():
-            if self.dirty.get(key) is due:
-                del self.dirty[key]
-        self._settle()
 
     async def _take_back(self, batch: dict[str, Due]) -> None:
         """What the directory has of generations that this node has no more."""
+        keys = [key for key, due in batch.items() if due.removed or due.generation not in (0, self._newest(key))]
         gone: list[tuple[str, str, int, int]] = []
         removed: list[tuple[str, int | None]] = []
-        for key, due in batch.items():
-            replica = self._master.table.current.get(key)
-            if due.generation and (replica is None or replica.generation != due.generation):
-                if due.is_removed:
-                    removed.append((key, due.generation))
-                else:
-                    gone.append((key, self._me, self._incarnation, due.generation))
+        for key, entry in zip(keys, await self._directory.lookup(keys) if keys else (), strict=True):
+            owner, own = entry.owner, next((h for h in entry.holdings if h.node == self._me), None)
+            if owner is None or owner.generation in self._generations(key):
+                continue
+            newest_removed = batch[key].removed
+            if owner.generation == newest_removed or (own is not None and owner.generation < newest_removed):
+                removed.append((key, owner.generation))
+            elif own is not None:
+                gone.append((key, self._me, own.incarnation, own.generation))
         if removed:
             entries = await self._directory.remove(removed)
             await self._fan_out.drop([(k, e.holdings) for (k, _), e in zip(removed, entries, strict=True)])
         if gone:
             await self._directory.withdraw(gone)
+
+    def _newest(self, key: str) -> int:
+        replica = self._master.table.current.get(key)
+        return 0 if replica is None else replica.generation
+
+    def _generations(self, key: str) -> set[int]:
+        """What this node has of *key*, or is about to have."""
+        table = self._master.table
+        return {group[key].generation for group in (table.current, table.writing, table.loading) if key in group}
+
+    def _was_told(self, replica: Replica) -> None:
+        """The directory has what was read of *replica* before; it may be gone since, or be in other memory."""
+        current = self._master.table.current.get(replica.key)
+        if current is None or current.generation != replica.generation:
+            self.mark(replica.key, Due(replica.generation))
+        else:
+            current.told = True
+            self.on_told(replica.key)
 
     async def _claim(self, owned: list[Replica]) -> None:
         """Have the directory take what this node owns and could not tell; a loser gives way."""
@@ -289,7 +359,7 @@ class Entries:
             )
             for replica, outcome in zip(owned, outcomes, strict=True):
                 if isinstance(outcome, Created):
-                    replica.told = True
+                    self._was_told(replica)
                     replaced.append((replica.key, [h for h in outcome.replaced if self._lives(h)]))
                 elif isinstance(outcome, TooOld):
                     # Removed, or replaced, while the directory could not be heard.
@@ -344,9 +414,12 @@ class Entries:
         return replica.contract.scope != "node"
 
     def _give_up(self, replica: Replica) -> None:
-        replica.told = False
-        if self._master.table.current.get(replica.key) is replica:
+        current = self._master.table.current.get(replica.key)
+        if current is not None and current.generation == replica.generation:
+            current.told = False
             self._master.remove(replica.key, time.monotonic_ns(), replica.generation)
+        # An older one of this node's may still be there.
+        self.mark(replica.key, Due(replica.generation))
 
     def _holding(self, replica: Replica) -> Holding:
         return holding_of(replica, self._membership, self._master.clear_epoch)
@@ -366,3 +439,7 @@ class Entries:
     @property
     def _incarnation(self) -> int:
         return self._membership.me.incarnation
+
+
+def _nothing(_key: str) -> None:
+    """What hears of keys before there is somebody who wants to."""

@@ -6,8 +6,11 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from mooncake_node.directory.port import Directory, DirectoryAwayError, Members, Node
+from mooncake_client.errors import StoreError
+from mooncake_node.core.refusal import Refusal
+from mooncake_node.directory.port import Directory, DirectoryAwayError, DirectoryError, Members, Node
 from mooncake_node.obs.log import get_logger
+from mooncake_node.peers.tasks import Tasks
 
 # Renewals within one time to live.
 _RENEWALS = 3
@@ -27,6 +30,7 @@ class Membership:
         served_until: Callable[[int], None],
         on_members: Callable[[bool], None],
         on_return: Callable[[], Awaitable[None]],
+        tasks: Tasks,
     ) -> None:
         """*served_until* hears how long (ns, monotonic) others surely take this node for alive.
 
@@ -46,6 +50,10 @@ class Membership:
         # This life is known to others and what it has is in the directory: it may serve them.
         self.is_serving = False
         self.lives = 0
+        # This life is to be followed by another at the next renewal: the directory is to forget what it has of it.
+        self.is_ending = False
+        self._tasks = tasks
+        self._returning: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
 
     async def join(self, name: str, endpoint: str) -> None:
@@ -53,6 +61,7 @@ class Membership:
         began_ns = time.monotonic_ns()
         self.me = await self._directory.join(name, endpoint)
         self.lives += 1
+        self.is_ending = False
         self._served_until(began_ns + int(self._ttl_s * 1e9))
         self._take(await self._directory.members())
 
@@ -64,6 +73,18 @@ class Membership:
                 await self._renew()
             except DirectoryAwayError as error:
                 log.debug("directory_away", error=str(error))
+            except DirectoryError as error:
+                log.error("life_not_renewed", error=str(error))  # noqa: TRY400  its message says it all
+
+    def come_back(self) -> asyncio.Task[None]:
+        """Serve others once they can know what this node has; renewals go on meanwhile. Ends when that was tried."""
+        if self._returning is None or self._returning.done():
+            self._returning = self._tasks.run(self._return(self.me.incarnation))
+        return self._returning
+
+    def begin_anew(self) -> None:
+        """End this life at the next renewal, and with it whatever the directory has of it; then tell everything."""
+        self.is_ending, self.is_serving = True, False
 
     async def heard(self, timeout_s: float) -> None:
         """Returns when the directory has answered the next time, or after that long."""
@@ -82,22 +103,31 @@ class Membership:
         return node is not None and node.incarnation == incarnation
 
     async def _renew(self) -> None:
+        if self.is_ending:
+            await self._directory.leave(self.me)
         began_ns = time.monotonic_ns()
         if await self._directory.renew(msgspec.structs.replace(self.me, free_bytes=self._free_bytes())):
             self._served_until(began_ns + int(self._ttl_s * 1e9))
             self._take(await self._directory.members())
-            if not self.is_serving:
-                await self._return()
         else:
             # Others may have taken this node for dead, and what it has for lost.
             log.warning("life_lapsed", incarnation=self.me.incarnation)
             self.is_serving = False
+            if self._returning is not None and not self._returning.done():
+                self._returning.cancel()
+                await asyncio.wait([self._returning])
             await self.join(self.me.name, self.me.endpoint)
-            await self._return()
+        if not self.is_serving:
+            self.come_back()
 
-    async def _return(self) -> None:
-        await self._on_return()
-        self.is_serving = True
+    async def _return(self, incarnation: int) -> None:
+        try:
+            await self._on_return()
+        except (DirectoryError, Refusal, StoreError) as error:
+            log.warning("return_postponed", error=str(error))
+            return
+        if incarnation == self.me.incarnation and not self.is_ending:
+            self.is_serving = True
 
     def _take(self, members: Members) -> None:
         others = {node.name: node for node in members.nodes if node.name != self.me.name}

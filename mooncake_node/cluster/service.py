@@ -22,7 +22,7 @@ from mooncake_node.cluster.watches import Watches
 from mooncake_node.core.refusal import Refusal
 from mooncake_node.core.replica import Replica
 from mooncake_node.core.waiting import Waiter, Want
-from mooncake_node.directory.port import DirectoryAwayError
+from mooncake_node.directory.port import DirectoryError
 from mooncake_node.peers.errors import PeerError
 from mooncake_node.peers.links import PeerLinks
 from mooncake_node.peers.messages import GetHolders, GetInfo
@@ -179,10 +179,10 @@ class ClusterService(Service):
                 replica.told = False
                 self.master.put_revoke(client.session, replica.replica_id, now_ns)
             return failure(error)
-        is_shared = replica.contract.scope != "node"
+        is_shared = replica.contract.scope != "node" and replica.told
         if is_shared:
-            self._watches.published(key)
-        scope = "cluster" if is_shared and replica.told else "node"
+            self._watches.published(key)  # else when the directory hears of it
+        scope = "cluster" if is_shared else "node"
         return wire.Published(replica.generation, replica.nbytes, scope)
 
     # -- remove and pin ----------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class ClusterService(Service):
         missing = [index for index, is_here in enumerate(reply.items) if not is_here]
         try:
             entries = await self._entries.lookup([request.keys[index] for index in missing])
-        except DirectoryAwayError:
+        except DirectoryError:
             return reply
         for index, entry in zip(missing, entries, strict=True):
             living = live_holdings(entry, self._membership, self.master.clear_epoch)
@@ -264,7 +264,7 @@ class ClusterService(Service):
         ]
         try:
             entries = await self._entries.lookup([request.keys[index] for index in missing])
-        except DirectoryAwayError:
+        except DirectoryError:
             return reply
         of_node: dict[str, list[int]] = {}
         for index, entry in zip(missing, entries, strict=True):

@@ -75,6 +75,7 @@ class Admission:
             if put.mode is PutMode.PUT:
                 raise Refusal(Code.EXISTS, "an object of that key exists")
             self.check_handle(session)
+            self.check_served(current, now_ns)
             if current.state is ReplicaState.ON_DISK:
                 return Want.LOAD
             return self._objects.take(session, current, now_ns)
@@ -179,6 +180,10 @@ class Admission:
         on_disk = loading.on_disk
         # Of another generation: what this node has is being removed or replaced, and it will hear of that.
         loading.found = None if on_disk and found and found.generation != on_disk.generation else found
+        quarantined_nbytes = self._table.quarantine_nbytes
+        if loading.found is not None and quarantined_nbytes > self._config.quarantine_nbytes_max:
+            loading.found = None
+            refusal = Refusal(Code.NO_SPACE, f"{quarantined_nbytes} bytes wait for failed transfers to end")
         if loading.found is None and on_disk is None:
             self._fail(loading, self.missing(loading.key) if loading.key in self.lost else refusal, now_ns)
         elif not self._objects.space.could_fit(loading.nbytes):
@@ -209,6 +214,9 @@ class Admission:
                 self._objects.abandon(into)
             return
         loading = self.loads.by_key[into.key]
+        if failure is None and loading.on_disk is None and now_ns >= self.secondaries_until_ns:
+            # Cut off since the directory took it: whoever asked after that might get what was removed meanwhile.
+            failure, again = Refusal(Code.NOT_FOUND, "this node was cut off while it was copied"), None
         if failure is None:
             self.loads.pulled(into, from_disk=from_disk)
             self.settle_key(into.key, now_ns)
@@ -220,7 +228,10 @@ class Admission:
             self._objects.set_in_quarantine(into)
         if self._table.quarantine_nbytes + loading.nbytes > self._config.quarantine_nbytes_max:
             again = None
-        self._take_from(loading, again, failure, now_ns)
+        if self._is_wanted(loading):
+            self._take_from(loading, again, failure, now_ns)
+        else:
+            self._fail(loading, failure, now_ns)
 
     def load_done(self, into: Replica, failure: Refusal | None, *, gone: bool, now_ns: int) -> None:
         """A load has ended: those who waited for it hear of it. *gone*: there is no copy any more."""
@@ -336,10 +347,11 @@ class Admission:
     def _left(self, waiter: Waiter) -> None:
         """Somebody waits no more: a load that nobody waits for need not wait for room either."""
         loading = self.loads.by_key.get(waiter.key)
-        if loading is None or loading.into is not None:
-            return
-        if not any(other.want is Want.LOAD for other in self.waiting.of_key(waiter.key)):
+        if loading is not None and loading.into is None and not self._is_wanted(loading):
             self.end_load(waiter.key)
+
+    def _is_wanted(self, loading: Loading) -> bool:
+        return any(waiter.want is Want.LOAD for waiter in self.waiting.of_key(loading.key))
 
     def _continue(self, waiter: Waiter, now_ns: int) -> None:
         """Try one that waits for its turn or for room again: it is answered, or waits on for what is in its way now."""

@@ -2,9 +2,9 @@
 
 from itertools import islice
 
-from mooncake_node.core.jobs import Load, Offload
+from mooncake_node.core.jobs import Load, Offload, Withdraw
 from mooncake_node.core.master import Master
-from mooncake_node.core.replica import Rank, Replica, ReplicaState, Shelf
+from mooncake_node.core.replica import PLAIN, Rank, Replica, ReplicaState, Shelf
 from mooncake_node.core.space import footprint
 from mooncake_node.core.waiting import PUTS_RETRIED_MAX, PutMode, Waiter, Want
 
@@ -18,6 +18,7 @@ def check_invariants(master: Master) -> None:
     _check_room(master)
     _check_lists(master)
     _check_loads(master)
+    _check_far(master)
     _check_sessions(master)
     _check_waiters(master)
     _check_counters(master)
@@ -37,7 +38,8 @@ def _check_states(master: Master) -> None:
         assert replica.state is ReplicaState.WRITING
         assert replica.writer in master.sessions
         current = table.current.get(key)
-        assert current is None or current.generation < replica.generation
+        # Of what came from another node meanwhile the directory will say that it is newer (`renumber`).
+        assert current is None or current.owner is not None or current.generation < replica.generation
     for group, state in (
         (table.stash, ReplicaState.STASHED),
         (table.doomed, ReplicaState.DOOMED),
@@ -127,6 +129,28 @@ def _check_loads(master: Master) -> None:
     assert objects.isolated_nbytes == sum(footprint(replica.nbytes) for replica in isolated)
 
 
+def _check_far(master: Master) -> None:
+    """What other nodes and the directory have to do with."""
+    table, objects = master.table, master.objects
+    for replica in _readable(master):
+        if replica.owner is None:
+            assert replica.remembered is None
+            continue
+        assert master.config.has_peers
+        assert replica.state is ReplicaState.COMPLETE
+        assert replica.copy is None, "on disk for another node"
+        assert replica.contract == PLAIN, "a contract that another node carries"
+    for replica in table.all_replicas():
+        assert replica.loans >= 0
+    assert not any(replica.told for replica in table.stash.values()), "gone, and nobody will withdraw it"
+    withdrawn = [errand.replica for errand in objects.errands if isinstance(errand, Withdraw) and errand.is_held]
+    assert all(replica.loans > 0 for replica in withdrawn), "freed before its entry is withdrawn"
+    leaving = [replica for replica in table.stash.values() if replica.loans > 0]
+    assert objects.leaving_nbytes <= sum(footprint(replica.nbytes) for replica in leaving)
+    for replica in table.quarantine.values():
+        assert not _is_kept(master, replica), "read before it is complete"
+
+
 def _in_memory(master: Master) -> list[Replica]:
     return [replica for replica in master.table.all_replicas() if replica.state is not ReplicaState.ON_DISK]
 
@@ -185,8 +209,10 @@ def _check_waiters(master: Master) -> None:
             assert loading is not None, "waits for a load that is not there"
             continue
         assert (waiter.put is None) == (waiter.want in (Want.READ, Want.PRESENCE))
-        if waiter.put is None or waiter.put.mode is not PutMode.UPSERT:
-            assert waiter.key not in table.current, "waits for what is there"
+        current = table.current.get(waiter.key)
+        if (waiter.put is None or waiter.put.mode is not PutMode.UPSERT) and current is not None:
+            # A secondary one is not there for readers while this node is cut off.
+            assert current.owner is not None, "waits for what is there"
         if waiter.want in (Want.READ, Want.TURN):
             assert waiter.key in table.writing, "waits for a writer that is not there"
     assert sum(len(waiters) for waiters in waiting.by_key.values()) == len(waiting)

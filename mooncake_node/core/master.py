@@ -265,15 +265,22 @@ class Master:
 
     def pin(self, key: str, ttl_ns: int | None, now_ns: int) -> None:
         """Give a readable object a soft pin from now on (None: until removed; 0: none), replacing the one it has."""
-        replica = self.readable(key, now_ns)
+        replica = self._owned(key, now_ns)
         self.pins.pin(replica, ttl_ns, now_ns)
         self._amend(replica)
 
     def unpin(self, key: str, now_ns: int) -> None:
         """End the soft pin of a readable object."""
-        replica = self.readable(key, now_ns)
+        replica = self._owned(key, now_ns)
         self.pins.unpin(replica)
         self._amend(replica)
+
+    def _owned(self, key: str, now_ns: int) -> Replica:
+        """The readable replica of *key*, if this node's carries the contract."""
+        replica = self.readable(key, now_ns)
+        if replica.owner is not None:
+            raise Refusal(Code.NOT_FOUND, f"node {replica.owner} owns it")
+        return replica
 
     def _amend(self, replica: Replica) -> None:
         self.objects.contract_changed(replica)

@@ -302,6 +302,7 @@ class Objects:
 
     def begin_pull(self, key: str, found: Found, offset: int, now_ns: int) -> Replica:
         """Room, at *offset*, for a copy of what another node has."""
+        self.clock.observe(found.generation)
         replica = self._make(key, found.generation, found.nbytes, found.kind, offset, now_ns)
         self.table.add_loading(replica)
         return replica
@@ -310,11 +311,8 @@ class Objects:
         """The copy is complete, and the directory has it: a secondary replica."""
         replica.owner, replica.told = found.owner, True
         replica.remembered, replica.softpin_until_ns = found.contract, found.softpin_until_ns
-        replaced = self.table.publish_pulled(replica)
+        self.table.publish_pulled(replica)
         self.index.publish(replica)
-        if replaced is not None:
-            replaced.told = False  # what the directory has is the new one
-            self.retire(replaced, replica.since_ns)
         self._list(replica)
 
     def set_in_quarantine(self, replica: Replica) -> None:

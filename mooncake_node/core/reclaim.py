@@ -68,6 +68,8 @@ class Reclaim:
         for _ in range(DIRECT_PASSES_MAX):
             if offset is not None or not self._lists.any_of(at_once):
                 break
+            if self._objects.leaving_nbytes >= nbytes:
+                break  # it waits for that, and looks again when it is there
             self._pass_for(nbytes, at_once, now_ns)
             offset = self._space.reserve(nbytes)
         if offset is None and is_new:

@@ -74,13 +74,12 @@ class MetaMap:
         self.current[replica.key] = replica
         return on_disk
 
-    def publish_pulled(self, replica: Replica) -> Replica | None:
-        """WRITING → COMPLETE: a copy from another node. Returns what it replaced, now without a name."""
+    def publish_pulled(self, replica: Replica) -> None:
+        """WRITING → COMPLETE: a copy from another node, of what is not readable here."""
         self._move(replica, _COMPLETE)
         self._drop_writing(replica)
-        replaced = self.current.get(replica.key)
+        assert replica.key not in self.current
         self.current[replica.key] = replica
-        return replaced
 
     def set_in_quarantine(self, replica: Replica) -> None:
         """WRITING → QUARANTINED: a transfer into it has failed and may still write."""

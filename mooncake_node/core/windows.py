@@ -208,9 +208,12 @@ class _Looks:
 
 
 def _is_under_way(piece: Piece) -> bool:
-    """Whether all that is left of its victims is being written to disk."""
-    left = [victim.state for victim in piece.victims if victim.state not in (ReplicaState.ON_DISK, ReplicaState.GONE)]
-    return bool(left) and all(state is ReplicaState.ISOLATED for state in left)
+    """Whether all that is left of its victims is being written to disk, or withdrawn from the directory."""
+    left = [victim for victim in piece.victims if victim.state not in (ReplicaState.ON_DISK, ReplicaState.GONE)]
+    return bool(left) and all(
+        victim.state is ReplicaState.ISOLATED or (victim.state is ReplicaState.STASHED and victim.loans > 0)
+        for victim in left
+    )
 
 
 def _per_granule(piece: Piece) -> float:

@@ -1,13 +1,14 @@
 """The demo's client processes, as their parent sees them: started, talked to, and gone in the end."""
 
 import select
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, NoReturn, TypeVar
 
 import msgspec
 
@@ -85,6 +86,21 @@ def child(role: str, directory: Path, *args: str) -> Iterator[Child]:
             raise
         else:
             started.end()
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind like Ctrl-C, so that the processes of the demo end with it."""
+
+    def unwind(signum: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + signum)
+
+    before = {signum: signal.signal(signum, unwind) for signum in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def _last_line(log: IO[bytes]) -> str:

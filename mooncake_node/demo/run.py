@@ -1,19 +1,19 @@
 """The demo from start to end: a node, a publisher, readers, a transit loop, and the look at what is left."""
 
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any, NoReturn
+from typing import Any
 
 from mooncake_client import Client
 from mooncake_node.demo.errors import DemoError
 from mooncake_node.demo.findings import Findings, Ledger, Proof, copies, get_us, prove
 from mooncake_node.demo.memory import Usage
 from mooncake_node.demo.messages import Measured, Publication, Reading, Transit
-from mooncake_node.demo.processes import child
+from mooncake_node.demo.nodes import wait_until_warm
+from mooncake_node.demo.processes import child, terminable
 from mooncake_node.demo.show import type_counts
 from mooncake_node.demo.source import Source, look_at
 from mooncake_node.local import LocalNode, LocalNodeError
@@ -41,7 +41,7 @@ def run(path: Path | None, *, readers: int, pool_nbytes: int | None, transit_s: 
     elif pool_nbytes < source.nbytes:
         raise DemoError(f"{format_size(source.nbytes)} cannot lie in a pool of {format_size(pool_nbytes)}")
     try:
-        with _terminable():
+        with terminable():
             begun_s = time.monotonic()
             with LocalNode(pool_nbytes, *_FLAGS) as node:
                 found = _Demo(source, node, readers, say).run(begun_s, transit_s)
@@ -62,7 +62,7 @@ class _Demo:
 
     def run(self, begun_s: float, transit_s: float) -> Findings:
         with Client(self._socket, name="demo") as client:
-            stats = _wait_until_warm(client)
+            stats = wait_until_warm(client)
             pid, pool_nbytes = stats["node"]["pid"], stats["pool"]["bytes_total"]
             took_s = time.monotonic() - begun_s
             self._say(
@@ -133,13 +133,6 @@ class _Demo:
         return transit
 
 
-def _wait_until_warm(client: Client) -> dict[str, Any]:
-    """The statistics when the pages of the pool have been touched, so that no first touch is timed."""
-    while (stats := client.stats())["pages"]["prefault"] in ("pending", "running"):
-        time.sleep(0.02)
-    return stats
-
-
 def _ledger(client: Client, published: Publication) -> Ledger:
     stats = client.stats()
     return Ledger(
@@ -157,21 +150,6 @@ def _nothing_left(stats: dict[str, Any]) -> Proof:
         used == 0 and handles == 0,
         f"after remove_all {used} bytes of the pool are taken and {handles} handles are held",
     )
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind like Ctrl-C, so that the processes of the demo end with it."""
-
-    def unwind(signum: int, _frame: object) -> NoReturn:
-        raise SystemExit(128 + signum)
-
-    before = {signum: signal.signal(signum, unwind) for signum in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def _counted(ntensors: int) -> str:

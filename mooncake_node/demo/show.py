@@ -8,13 +8,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mooncake_node.demo.findings import Findings, get_us
+from mooncake_node.demo.findings import Findings, Proof, get_us
 from mooncake_node.settings import format_size
 
 
 def print_findings(console: Console, found: Findings) -> None:
     """The tables, the proofs and one closing sentence."""
-    console.print(Padding(Group(_figures(found), "", _readers(found), "", _proofs(found)), (1, 0, 1, 2)))
+    console.print(Padding(Group(_figures(found), "", _readers(found), "", proof_table(found.proofs)), (1, 0, 1, 2)))
     console.print(_closing(found), soft_wrap=True, highlight=False)
 
 
@@ -70,9 +70,10 @@ def _readers(found: Findings) -> Table:
     return table
 
 
-def _proofs(found: Findings) -> Table:
+def proof_table(proofs: Sequence[Proof]) -> Table:
+    """Each claim, whether it held, and why."""
     table = Table(box=None, show_header=False, padding=(0, 3, 0, 0))
-    for proof in found.proofs:
+    for proof in proofs:
         mark = Text("ok", "green") if proof.holds else Text("FAILED", "bold red")
         table.add_row(mark, Text(proof.claim, "bold"), proof.detail)
     return table

@@ -1,8 +1,9 @@
 """The directory: which nodes live, and who has which keys. A hint that nodes can rebuild, never the truth."""
 
-from mooncake_node.directory.faulty import POINTS, FaultyDirectory
+from mooncake_node.directory.faulty import FaultyDirectory
 from mooncake_node.directory.memory import MemoryCluster, MemoryDirectory
 from mooncake_node.directory.opening import open_directory
+from mooncake_node.directory.points import POINTS
 from mooncake_node.directory.port import (
     Created,
     Creation,

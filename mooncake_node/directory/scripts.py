@@ -60,7 +60,7 @@ CREATE = _script(
     """
 local new, replaces, dead = parse(ARGV[1], ARGV[2]), ARGV[3] == '1', {}
 for i = 4, #ARGV do dead[ARGV[i]] = true end
-local held, tombstone, flat = holdings()
+local held, tombstone = holdings()
 local absent, present, others, again = {'created'}, {}, {}, false
 local newest = tombstone or '0000000000000000'
 for _, h in ipairs(held) do
@@ -86,10 +86,13 @@ if #others > 0 and not replaces then
   return {'taken', by.name, by.value}
 end
 if newest >= new.generation then return {'old', newest} end
-redis.call('DEL', KEYS[1])
+-- What takes room comes first: a server that has none refuses a script's first change, but none after that.
 redis.call('HSET', KEYS[1], new.name, new.value)
+redis.call('HDEL', KEYS[1], '!')
+redis.call('PERSIST', KEYS[1])
 local gone = {'created'}
 for _, h in ipairs(held) do
+  if h.name ~= new.name then redis.call('HDEL', KEYS[1], h.name) end
   gone[#gone + 1] = h.name
   gone[#gone + 1] = h.value
 end
@@ -141,7 +144,7 @@ return 1
 REMOVE = _script(
     _VALUES,
     """
-local held, tombstone, flat = holdings()
+local held, _, flat = holdings()
 local owner = owner_of(held)
 if not owner then return flat end
 if ARGV[1] ~= '' and ARGV[1] ~= owner.generation then return {} end

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from redis import exceptions
 from redis.asyncio import Redis
@@ -39,6 +40,8 @@ class Server:
     """
 
     def __init__(self, address: ServerAddress, *, timeout_s: float, pause_s: float) -> None:
+        if address.ca_file is not None and not Path(address.ca_file).is_file():
+            raise DirectoryError(f"there is no file of certificates at {address.ca_file}")
         self._address = address
         self._timeout_s = timeout_s
         self._breaker = Breaker(pause_s=pause_s, clock=time.monotonic)
@@ -53,7 +56,8 @@ class Server:
             ssl_ca_certs=address.ca_file,
             ssl_check_hostname=True,  # not the default of every version
             protocol=2,  # one form of answers, whatever the server's version
-            socket_timeout=timeout_s,
+            # The limit around each round trip covers it; one for each of 256 answers would cost more than they do.
+            socket_timeout=None,
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
         )

@@ -186,6 +186,8 @@ class _Peer:
 
     def connection_lost(self, connection: Connection) -> None:
         """It is no more."""
+        if connection not in self.connections:
+            return  # its dialling was given up, or is about to see this
         self.connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
@@ -199,7 +201,6 @@ class _Peer:
             if connection.is_idle:
                 transfer, _ = self.waiting.popitem(last=False)
                 connection.begin(transfer)
-        # A task that has just made a connection may be counted twice: then the next to become idle serves all the same.
         room = self._connections_max - len(self.connections) - len(self._dialling)
         for _ in range(min(room, len(self.waiting) - len(self._dialling))):
             task = asyncio.get_running_loop().create_task(self._dial())
@@ -209,16 +210,20 @@ class _Peer:
     async def _dial(self) -> None:
         reason = "dialling was given up"
         connection = None
+        task = asyncio.current_task()
+        assert task is not None
         try:
             connection = await self._connect(self.pool)
         except (OSError, StoreError) as error:
             reason = f"no connection: {str(error) or type(error).__name__}"
         finally:
+            self._dialling.discard(task)
             if connection is not None and not connection.lost.done():
                 self._connected(connection)
-            elif not self.connections and len(self._dialling) == 1:
-                # Otherwise those who wait may still be served; and who has failed here is not dialled again for them.
+            elif not self.connections and not self._dialling:
+                # Otherwise those who wait may still be served; and nobody is dialled again for them before that.
                 self._fail_waiting(reason)
+            self._leave_if_empty()
 
     def _connected(self, connection: Connection) -> None:
         self.connections.add(connection)
@@ -229,8 +234,9 @@ class _Peer:
             self._pump()
 
     def _dialled(self, task: asyncio.Task[None]) -> None:
-        self._dialling.discard(task)
-        self._leave_if_empty()
+        if task in self._dialling:  # cancelled before it had begun
+            self._dialling.discard(task)
+            self._leave_if_empty()
 
     def _stop_waiting(self, transfer: Transfer, reason: str) -> None:
         del self.waiting[transfer]

@@ -18,6 +18,7 @@ from mooncake_node.core.report import stats
 from mooncake_node.core.sessions import Handle, Session
 from mooncake_node.core.waiting import Outcome, Put, PutMode, Waiter, Want
 from tests.core.fake_readers import FakeReaders, IndexPin
+from tests.core.far import Far
 
 PAGE = 4096
 
@@ -44,13 +45,14 @@ class Core:
         # Replicas whose job was taken and has not ended.
         self.under_way: dict[int, Replica] = {}
         self.amended: list[Replica] = []  # contracts to be changed on disk too, in order
+        self.far = Far(self)
 
     def open(self, name: str = "client", *, readonly: bool = False) -> Session:
-        with self._audited():
+        with self.audited():
             return self.master.open_session(name, 4711, readonly=readonly)
 
     def end_session(self, session: Session) -> None:
-        with self._audited():
+        with self.audited():
             self.master.end_session(session, self.now)
 
     def put(
@@ -72,19 +74,19 @@ class Core:
         contract = contract_for(softpin=softpin, softpin_ttl_ns=softpin_ttl, hardpin=hardpin, scope=scope)
         put = Put(key=key, nbytes=nbytes, kind=kind, contract=contract, mode=mode)
         deadline = None if timeout is None else self.now + timeout
-        with self._audited():
+        with self.audited():
             return self.master.put_start(session, put, self.now, deadline)
 
     def end(self, session: Session, replica: Replica) -> Replica:
-        with self._audited():
+        with self.audited():
             return self.master.put_end(session, replica.replica_id, self.now)
 
     def end_and_acquire(self, session: Session, replica: Replica) -> Handle:
-        with self._audited():
+        with self.audited():
             return self.master.put_end_and_acquire(session, replica.replica_id, self.now)
 
     def revoke(self, session: Session, replica: Replica) -> None:
-        with self._audited():
+        with self.audited():
             self.master.put_revoke(session, replica.replica_id, self.now)
 
     def store(self, session: Session, key: str, nbytes: int = PAGE, **how: object) -> Replica:
@@ -99,55 +101,55 @@ class Core:
         """A put whose bytes are here already, if it need not wait."""
         plain = {"softpin": False, "softpin_ttl_ns": None, "hardpin": False, "scope": "cluster"}
         put = Put(key=key, nbytes=nbytes, contract=contract_for(**plain | pins), mode=mode)
-        with self._audited():
+        with self.audited():
             replica = self.master.place(session, put, self.now)
             if replica is not None:
                 self.master.publish_placed(replica, self.now)
             return replica
 
     def get(self, session: Session, key: str, *, timeout: int = 100) -> Handle | Waiter:
-        with self._audited():
+        with self.audited():
             return self.master.acquire(session, key, self.now, self.now + timeout)
 
     def release(self, session: Session, *handles: Handle) -> None:
         self.release_ids(session, [handle.handle_id for handle in handles])
 
     def release_ids(self, session: Session, handle_ids: list[int]) -> None:
-        with self._audited():
+        with self.audited():
             self.master.release(session, handle_ids, self.now)
 
     def wait(self, session: Session, key: str, *, timeout: int = 100) -> Waiter | None:
-        with self._audited():
+        with self.audited():
             return self.master.wait(session, key, self.now, self.now + timeout)
 
     def remove(self, key: str, generation: int | None = None) -> bool:
-        with self._audited():
+        with self.audited():
             return self.master.remove(key, self.now, generation)
 
-    def clear(self) -> int:
-        with self._audited():
-            return self.master.clear(self.now)
+    def clear(self, epoch: int | None = None) -> int:
+        with self.audited():
+            return self.master.clear(self.now, epoch)
 
     def reap(self, count_max: int = 100) -> bool:
-        with self._audited():
+        with self.audited():
             return self.master.reap(count_max, self.now)
 
     def pin(self, key: str, ttl: int | None = None) -> None:
-        with self._audited():
+        with self.audited():
             self.master.pin(key, ttl, self.now)
 
     def unpin(self, key: str) -> None:
-        with self._audited():
+        with self.audited():
             self.master.unpin(key, self.now)
 
     def cancel(self, waiter: Waiter) -> None:
-        with self._audited():
+        with self.audited():
             self.master.cancel(waiter, self.now)
 
     def tick(self, *, later: int = 0) -> None:
         """Time passes, and the timer rings."""
         self.now += later
-        with self._audited():
+        with self.audited():
             self.master.tick(self.now)
 
     def answers(self) -> list[tuple[Waiter, Outcome]]:
@@ -172,18 +174,18 @@ class Core:
         return any(told)
 
     def nudge(self) -> None:
-        with self._audited():
+        with self.audited():
             self.master.unpinned(self.now)
 
     # -- leases and jobs ---------------------------------------------------------------------------------------------
 
     def lease(self, key: str) -> int:
         """A lease for a remote reader; its token."""
-        with self._audited():
+        with self.audited():
             return self.master.get_replica_list(key, self.now)[1]
 
     def release_lease(self, replica: Replica, token: int, key: str | None = None) -> None:
-        with self._audited():
+        with self.audited():
             self.master.release_lease(key or replica.key, replica.replica_id, token, self.now)
 
     def take_jobs(self) -> list[Job]:
@@ -202,17 +204,17 @@ class Core:
     def written(self, replica: Replica, record: object | None = "record") -> None:
         """An offload has ended, well or (None) not."""
         self.under_way.pop(replica.replica_id, None)
-        with self._audited():
+        with self.audited():
             self.master.offload_done(replica, record, self.now)
 
     def rescue(self, replica: Replica) -> bool:
-        with self._audited():
+        with self.audited():
             return self.master.rescue(replica, self.now)
 
     def loaded(self, replica: Replica, failure: Refusal | None = None, *, gone: bool = False) -> None:
         """A load has ended, well or not."""
         self.under_way.pop(replica.replica_id, None)
-        with self._audited():
+        with self.audited():
             self.master.load_done(replica, failure, self.now, gone=gone)
 
     def fill(
@@ -241,7 +243,7 @@ class Core:
 
     def adopt(self, key: str, nbytes: int = PAGE, *, softpin: bool = False, until: int | None = None) -> None:
         """An object was found in the tier at the start."""
-        with self._audited():
+        with self.audited():
             self.master.adopt(
                 key=key,
                 generation=1,
@@ -312,6 +314,7 @@ class Core:
     def give_all_back(self) -> None:
         """When everyone has gone, every job has failed, every lease run out and all is cleared, the pool is whole."""
         self.fail_jobs()
+        self.far.end_all()
         for session in list(self.master.sessions.values()):
             self.end_session(session)
         self.tick(later=self.master.config.lease_ttl_ns)
@@ -319,6 +322,7 @@ class Core:
         while self.reap():
             pass
         self.fail_jobs()
+        self.far.end_all()
         assert self.used == 0
         assert len(self.master.waiting) == 0
         assert self.master.table.all_replicas() == []
@@ -334,13 +338,14 @@ class Core:
                 self.loaded(replica, Refusal(Code.TRANSFER_FAILED, "failed"))
 
     @contextmanager
-    def _audited(self) -> Iterator[None]:
+    def audited(self) -> Iterator[None]:
         try:
             yield
         finally:
             check_invariants(self.master)
             if self.readers is not None:
                 self.readers.check(self.master)
+            self.far.check()
 
 
 @pytest.fixture
@@ -355,6 +360,12 @@ def make_core() -> Iterator[object]:
     yield make
     for core in cores:
         core.give_all_back()
+
+
+@pytest.fixture
+def far_core(make_core) -> Core:
+    """A master with room for four objects of a page, that knows of other nodes."""
+    return make_core(has_peers=True)
 
 
 @pytest.fixture

@@ -83,7 +83,8 @@ class FakeReaders:
         assert {self.listed[record].replica_id for record in self.shown} == {
             replica.replica_id for replica in table.current.values() if replica.record >= 0
         }
-        assert self.unlisted == sum(replica.record < 0 for replica in table.current.values())
+        unlisted = sum(replica.record < 0 for replica in table.current.values())
+        assert self.unlisted == unlisted + master.config.has_peers
         for pin in self.live:
             replica = pin.replica
             assert replica.state in _IN_MEMORY, "freed while it is pinned"

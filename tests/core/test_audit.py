@@ -175,7 +175,7 @@ DAMAGES = [
     set_("current", "shelf", Shelf.NONE),
     # loads and jobs
     set_("loading", "on_disk", lambda s: s.current),
-    do("a load of what is in memory", lambda s: s.loads.update(current=Loading(s.current))),
+    do("a load of what is in memory", lambda s: s.loads.update(current=Loading("current", s.current))),
     set_("into", "generation", 1),
     do("a load without a place in the queue", lambda s: setattr(s.loads["wanted"], "waiter", None)),
     set_("loader", "open", False),

@@ -77,7 +77,7 @@ def test_put_or_acquire_without_a_deadline_says_that_a_load_would_be_waited_for(
 def test_a_get_with_no_time_left_begins_no_load(core):
     a = core.open()
     core.offload(a, "k")
-    with core.refuses(Code.NOT_READY, "still being read from disk after 0 s"):
+    with core.refuses(Code.NOT_READY, "still on its way into memory after 0 s"):
         core.get(a, "k", timeout=0)
     assert (core.take_jobs(), core.stat("load.under_way")) == ([], 0)
 
@@ -212,7 +212,7 @@ def test_an_asker_is_not_ready_at_its_deadline_and_the_load_goes_on(core):
     replica = into(core)
     core.tick(later=10)
     refusal = core.refusal_for(late)
-    assert (refusal.code, refusal.message) == (Code.NOT_READY, "still being read from disk after 1e-08 s")
+    assert (refusal.code, refusal.message) == (Code.NOT_READY, "still on its way into memory after 1e-08 s")
     core.loaded(replica)
     assert (core.answers(), replica.shelf, replica.refs) == ([], Shelf.INACTIVE, 0)
 

@@ -19,6 +19,7 @@ def test_a_new_node_shows_an_empty_pool(core):
             "quarantined_bytes": 0,
             "doomed_bytes": 0,
             "isolated_bytes": 0,
+            "leaving_bytes": 0,
         },
         "objects": 0,
         "unpublished": 0,
@@ -83,6 +84,7 @@ def test_every_number_counts_what_its_name_says(make_core):
         "quarantined_bytes": 0,
         "doomed_bytes": PAGE,
         "isolated_bytes": 0,
+            "leaving_bytes": 0,
     }
     assert [facts[name] for name in ("objects", "unpublished", "handles", "clients")] == [3, 2, 2, 2]
     assert facts["leases"] == 3

@@ -1,11 +1,8 @@
 """The demo on small files: what it shows, what it refuses, and that it leaves nothing behind however it ends."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,61 +13,14 @@ import pytest
 from mooncake_node.demo.findings import Ledger, copies, prove
 from mooncake_node.demo.memory import Place, Usage, find
 from mooncake_node.demo.messages import Publication, Reading, Tensor
-from mooncake_node.pool import NAME_PREFIX, SHM_DIRECTORY
 from tests.support import eventually
-
-HANG_LIMIT_S = 110
-
-
-class Demo:
-    """Runs the command with a temporary directory of its own; short, for the sockets' paths."""
-
-    def __init__(self, temporary: Path) -> None:
-        self.temporary = temporary
-        self._named_before = self._named()
-
-    def start(self, *args: object) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "mooncake_node", "demo", *map(str, args)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TMPDIR": str(self.temporary), "COLUMNS": "200"},
-        )
-
-    def run(self, *args: object) -> tuple[int, str, str]:
-        with self.start(*args) as process:
-            out, err = process.communicate(timeout=HANG_LIMIT_S)
-        return process.returncode, out, err
-
-    def check_clean(self) -> None:
-        assert list(self.temporary.iterdir()) == []
-        assert self.processes() == []
-        # A pool that another test is just making has its name for a moment.
-        eventually(lambda: self._named() <= self._named_before, "no new name in /dev/shm")
-
-    def processes(self) -> list[str]:
-        """Command lines of those that were told of a socket in our directory: the node and all clients."""
-        found = []
-        for process in Path("/proc").iterdir():
-            try:
-                line = (process / "cmdline").read_text().replace("\0", " ") if process.name.isdecimal() else ""
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if str(self.temporary) in line:
-                found.append(line)
-        return found
-
-    @staticmethod
-    def _named() -> set[str]:
-        return {path.name for path in SHM_DIRECTORY.glob(f"{NAME_PREFIX}*")}
+from tests.support.demo import HANG_LIMIT_S, Demo
 
 
 @pytest.fixture
 def demo() -> Iterator[Demo]:
     temporary = Path(tempfile.mkdtemp(prefix="d"))
-    yield Demo(temporary)
+    yield Demo("demo", temporary)
     shutil.rmtree(temporary)
 
 

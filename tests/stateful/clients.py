@@ -348,7 +348,7 @@ class Clients(Checked):
 
     @step(weight=2, key=keys, ttl=st.sampled_from([None, 0, 10, TTL_MAX, TTL_MAX + 1, "unpin", "unpin"]))
     def pin(self, key, ttl):
-        answer = self.call("unpin", key) if ttl == "unpin" else self.call("pin", key, ttl, self.now)
+        answer = self.call("unpin", key, self.now) if ttl == "unpin" else self.call("pin", key, ttl, self.now)
         if key not in self.shown:
             assert answer is self.code_of(key)
         elif ttl == TTL_MAX + 1:

@@ -5,6 +5,7 @@ import os
 import time
 
 import msgspec
+from redis.asyncio import Redis
 
 from mooncake_node.directory import (
     Creation,
@@ -40,6 +41,10 @@ class MemoryKit:
     async def close(self) -> None:
         """Close every directory."""
 
+    async def know_names(self, count: int) -> None:
+        """As many nodes "n0" and so on have lived, and have their slots."""
+        self.cluster.slots.update({f"n{n}": n for n in range(count)})
+
     def step(self) -> None:
         """Time passes."""
         self.now_ns += 10_000_000
@@ -67,6 +72,11 @@ class ValkeyKit:
         """Close every directory."""
         for directory in self.opened:
             await directory.close()
+
+    async def know_names(self, count: int) -> None:
+        """As many nodes "n0" and so on have lived, and have their slots."""
+        async with Redis(port=self.server.port) as raw:
+            await raw.hset(f"d:{self.namespace}:slots", mapping={f"n{n}": n for n in range(count)})
 
     def step(self) -> None:
         """It passes by itself."""

@@ -1,0 +1,60 @@
+"""A network of the bench's own, so that its figures do not depend on how this machine's is set up."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+# What most machines between which nodes stand use; loopback under BBR is several times slower than any of them.
+_CONGESTION = "cubic"
+_SET_UP = (
+    "ip link set lo up && "
+    f"(echo {_CONGESTION} > /proc/sys/net/ipv4/tcp_congestion_control || true) && "
+    "cat /proc/sys/net/ipv4/tcp_congestion_control && exec sleep infinity"
+)
+
+
+class Network:
+    """A network namespace with a loopback, held by a process; or the machine's own where that is not allowed."""
+
+    def __init__(self) -> None:
+        self._holder: subprocess.Popen[str] | None = None
+        self.congestion = ""
+        if shutil.which("unshare") and shutil.which("nsenter") and shutil.which("ip"):
+            self._open()
+        if not self.congestion:
+            self.close()
+            self.congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+
+    @property
+    def prefix(self) -> list[str]:
+        """What to put before a command that is to run in it."""
+        return [] if self._holder is None else ["nsenter", f"--net=/proc/{self._holder.pid}/ns/net", "--"]
+
+    @property
+    def is_own(self) -> bool:
+        """Nothing else uses it."""
+        return self._holder is not None
+
+    def close(self) -> None:
+        """It goes with its last process."""
+        if self._holder is not None:
+            self._holder.kill()
+            self._holder.communicate()
+            self._holder = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        self._holder = subprocess.Popen(
+            ["unshare", "--net", "sh", "-c", _SET_UP], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self._holder.stdout is not None
+        self.congestion = self._holder.stdout.readline().strip()

@@ -1,0 +1,26 @@
+"""The directory's fault points: before a call is sent, and after it was answered."""
+
+POINTS = {
+    "DirectoryBeforeJoin": "a node is about to begin a life, the directory does not know yet",
+    "DirectoryAfterJoin": "a life has begun, its node does not know yet",
+    "DirectoryBeforeRenew": "a node is about to say that it lives on",
+    "DirectoryAfterRenew": "a life goes on or is over, its node does not know yet",
+    "DirectoryBeforeMembers": "a node is about to ask who lives",
+    "DirectoryAfterMembers": "who lives was answered, who asked does not know yet",
+    "DirectoryBeforeLookup": "a node is about to ask who has keys",
+    "DirectoryAfterLookup": "who has them was answered, who asked does not know yet",
+    "DirectoryBeforeCreate": "an owner is about to enter its generations, nobody sees them there yet",
+    "DirectoryAfterCreate": "generations were entered or refused, their owner does not know yet",
+    "DirectoryBeforePublish": "a node is about to enter secondary replicas",
+    "DirectoryAfterPublish": "secondary replicas were entered or refused, their node does not know yet",
+    "DirectoryBeforeUpdate": "a node is about to change what is said of its replicas",
+    "DirectoryAfterUpdate": "what is said was changed or not, their node does not know yet",
+    "DirectoryBeforeTransfer": "a key is about to change its owner",
+    "DirectoryAfterTransfer": "a key has changed its owner or not, who asked does not know yet",
+    "DirectoryBeforeRemove": "keys are about to be removed for everybody",
+    "DirectoryAfterRemove": "keys were removed, who asked does not know yet",
+    "DirectoryBeforeWithdraw": "a node is about to take its replicas out",
+    "DirectoryAfterWithdraw": "replicas were taken out, their node does not know yet",
+    "DirectoryBeforeRaiseClearEpoch": "all objects are about to be cleared",
+    "DirectoryAfterRaiseClearEpoch": "the clear epoch was raised, who asked does not know yet",
+}
