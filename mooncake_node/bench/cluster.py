@@ -124,12 +124,13 @@ class _Bench:
     def _iperf_running(self, seconds: int) -> Iterator[subprocess.Popen[bytes]]:
         prefix = self._network.prefix
         server = subprocess.Popen(
-            [*prefix, "iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", str(_IPERF_PORT)], stdout=subprocess.PIPE
+            [*prefix, "iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", str(_IPERF_PORT), "--forceflush"],
+            stdout=subprocess.PIPE,
         )
         try:
             assert server.stdout is not None
-            server.stdout.readline()
-            server.stdout.readline()  # "Server listening"
+            while b"listening" not in server.stdout.readline():
+                pass
             with subprocess.Popen(
                 [*prefix, "iperf3", "-c", "127.0.0.1", "-p", str(_IPERF_PORT), "-t", str(seconds), "-J"],
                 stdout=subprocess.PIPE,

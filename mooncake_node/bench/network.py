@@ -21,8 +21,9 @@ class Network:
     def __init__(self) -> None:
         self._holder: subprocess.Popen[str] | None = None
         self.congestion = ""
-        if shutil.which("unshare") and shutil.which("nsenter") and shutil.which("ip"):
-            self._open()
+        unshare = shutil.which("unshare")
+        if unshare and shutil.which("nsenter") and shutil.which("ip"):
+            self._open(unshare)
         if not self.congestion:
             self.close()
             self.congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
@@ -52,9 +53,9 @@ class Network:
     ) -> None:
         self.close()
 
-    def _open(self) -> None:
+    def _open(self, unshare: str) -> None:
         self._holder = subprocess.Popen(
-            ["unshare", "--net", "sh", "-c", _SET_UP], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [unshare, "--net", "sh", "-c", _SET_UP], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         assert self._holder.stdout is not None
         self.congestion = self._holder.stdout.readline().strip()

@@ -8,6 +8,7 @@ from mooncake_client import wire
 from mooncake_client.codes import Code
 from mooncake_client.wire import Message
 from mooncake_node.cluster.changes import Changes
+from mooncake_node.cluster.entries import Entries
 from mooncake_node.cluster.lending import Lending
 from mooncake_node.cluster.membership import Membership
 from mooncake_node.cluster.points import Points
@@ -36,6 +37,7 @@ class Answers:
         membership: Membership,
         lending: Lending,
         changes: Changes,
+        entries: Entries,
         watches: Watches,
         points: Points,
         presence: Callable[[str, float], Awaitable[None]],
@@ -45,6 +47,7 @@ class Answers:
         self._membership = membership
         self._lending = lending
         self._changes = changes
+        self._entries = entries
         self._watches = watches
         self._points = points
         self._presence = presence
@@ -77,6 +80,8 @@ class Answers:
         await self._points.hit("PeerBeforeGetReplicaList")
         if not self._membership.is_serving:
             raise Refusal(Code.NOT_READY, "this node is coming back to life")
+        # Who asks may know of a generation that is not readable here yet.
+        await self._entries.published(request.key, _PUBLISHED_S)
         try:
             item = await self._lending.lease(request.key)
         except Refusal as refusal:
@@ -97,7 +102,7 @@ class Answers:
         await self._points.hit("PeerBeforeDrop")
         now_ns = time.monotonic_ns()
         for key, generation in request.items:
-            self._master.drop(key, generation, now_ns)
+            self._master.drop(key, generation, now_ns, is_replaced=request.is_replaced)
         await self._changes.on_disk()
         await self._points.hit("PeerAfterDrop")
         return wire.Done(request.request_id)

@@ -85,7 +85,7 @@ class Changes:
                 # Only this node knows of it: put with scope "node", or while the directory was away.
                 was_there |= self._master.remove(key, now_ns, generation)
             if generation is not None:
-                was_there |= self._entries.forget_losers(key, generation) > 0
+                was_there |= self._entries.losers.forget(key, generation) > 0
             flags.append(was_there)
         await asyncio.gather(
             self.on_disk(),
@@ -139,7 +139,7 @@ class Changes:
         return 0 if epoch <= self._master.clear_epoch else await self._clear(epoch)
 
     async def _clear(self, epoch: int) -> int:
-        self._entries.forget_losers()
+        self._entries.losers.forget()
         secondary = sum(replica.owner is not None for replica in self._master.table.current.values())
         count = self._master.clear(time.monotonic_ns(), epoch)
         # Begun before anything that is put from now on can be written to the tier.

@@ -16,6 +16,7 @@ from mooncake_node.cluster.changes import Changes, TierJobs
 from mooncake_node.cluster.copies import Copies
 from mooncake_node.cluster.entries import BATCH, Entries
 from mooncake_node.cluster.fanout import FanOut
+from mooncake_node.cluster.heirs import Heirs
 from mooncake_node.cluster.lending import Lending
 from mooncake_node.cluster.membership import Membership
 from mooncake_node.cluster.points import Points
@@ -133,7 +134,7 @@ class Cluster:
         master.clear_epoch = membership.clear_epoch
         master.serve_secondaries_until(self._served_until_ns)
         self._master, self._service = master, service
-        fan_out = FanOut(links, membership, points)
+        fan_out = FanOut(links, membership, points, tasks)
         self._entries = entries = Entries(self._directory, membership, master, fan_out, service.settle)
         self._changes = changes = Changes(
             master=master,
@@ -147,11 +148,13 @@ class Cluster:
         )
         self._watches = watches = Watches(master, membership, links, tasks)
         entries.on_told = watches.published
+        self._heirs = heirs = Heirs(self._directory, membership, master, entries, service.settle)
         self._lending = lending = Lending(master, room, tier, tasks, service.settle)
         self._plane = plane = TcpPlane(links.dial_data, room.view)
         self._copies = Copies(
             directory=self._directory,
             entries=entries,
+            heirs=heirs,
             membership=membership,
             master=master,
             links=links,
@@ -166,6 +169,7 @@ class Cluster:
             membership=membership,
             lending=lending,
             changes=changes,
+            entries=entries,
             watches=watches,
             points=points,
             presence=self._presence,
@@ -272,7 +276,7 @@ class Cluster:
             await self._changes.clear_here(self.membership.clear_epoch)
         await self._entries.tell_all()
         # Owners may have died while this node did not hear of it.
-        self._entries.must_inherit = True
+        self._heirs.is_due = True
         log.info("inventory_told", objects=len(master.table.current), differences=self._entries.differences)
 
     def _members_changed(self, has_died: bool = False) -> None:  # noqa: FBT001,FBT002  what Membership calls
@@ -284,16 +288,11 @@ class Cluster:
         if self._master is not None:
             self._watches.members_changed()
             if has_died:
-                self._entries.must_inherit = True
-                self._tasks.run(self._inherit())
+                self._heirs.is_due = True
+                self._tasks.run(self._heirs.inherit())
             if membership.is_serving and membership.clear_epoch > self._master.clear_epoch:
                 # Raised by a node that did not reach this one.
                 self._tasks.run(self._catch_up(membership.clear_epoch))
-
-    async def _inherit(self) -> None:
-        if self._entries.must_inherit and self.membership.is_serving:
-            with contextlib.suppress(DirectoryError):
-                await self._entries.inherit()
 
     async def _catch_up(self, epoch: int) -> None:
         await self._changes.clear_here(epoch)
@@ -310,5 +309,5 @@ class Cluster:
         while True:
             await asyncio.sleep(_TIDY_S)
             self._watches.tidy()
-            await self._inherit()
+            await self._heirs.inherit()
             self._service.settle()

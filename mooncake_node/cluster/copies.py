@@ -10,7 +10,8 @@ import xxhash
 from mooncake_client import wire
 from mooncake_client.codes import Code
 from mooncake_client.errors import StoreError
-from mooncake_node.cluster.entries import Entries
+from mooncake_node.cluster.entries import Due, Entries
+from mooncake_node.cluster.heirs import Heirs
 from mooncake_node.cluster.holdings import found_at, holding_of, live_holdings, sources_in
 from mooncake_node.cluster.membership import Membership
 from mooncake_node.cluster.points import Points
@@ -73,6 +74,7 @@ class Copies:
         *,
         directory: Directory,
         entries: Entries,
+        heirs: Heirs,
         membership: Membership,
         master: Master,
         links: PeerLinks,
@@ -84,6 +86,7 @@ class Copies:
     ) -> None:
         self._directory = directory
         self._entries = entries
+        self._heirs = heirs
         self._membership = membership
         self._master = master
         self._links = links
@@ -219,7 +222,7 @@ class Copies:
         if failure is None:
             self.bytes_copied += into.nbytes
             # Its owner may have died while it was copied.
-            self._entries.must_inherit |= into.owner is not None and into.owner not in self._membership.others
+            self._heirs.is_due |= into.owner is not None and into.owner not in self._membership.others
         else:
             log.info("copy_failed", key=into.key, error=failure.message, again=again is not None)
         self._master.pull_done(
@@ -278,14 +281,21 @@ class Copies:
         await self._points.hit("ClientLocalCopyBeforePublish")
         current = self._master.table.current.get(into.key)
         if current is None:
-            holding = _secondary(into, found, self._membership, self._master.clear_epoch)
             try:
+                # Else what was read might be fenced at once, just after the directory has come back.
+                await self._membership.live_on()
+                holding = _secondary(into, found, self._membership, self._master.clear_epoch)
                 (is_published,) = await self._directory.publish([(into.key, holding)])
             except DirectoryError:
+                self._entries.mark(into.key, Due(into.generation))
                 raise Refusal(Code.NOT_FOUND, "the directory went away while it was copied") from None
             if not is_published:
                 raise _Stale("it was removed or replaced while it was copied")
-        await self._points.hit("ClientLocalCopyBeforePutEnd")
+        try:
+            await self._points.hit("ClientLocalCopyBeforePutEnd")
+        except StoreError:
+            self._entries.mark(into.key, Due(into.generation))
+            raise
 
     async def _look_again(self, into: Replica, sources: Sources) -> Found | None:
         sources.looks += 1

@@ -5,8 +5,9 @@ sent, however long the directory was away (SPEC 6, rules 7 and 9).
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import msgspec
@@ -15,6 +16,7 @@ from mooncake_client.codes import Code
 from mooncake_client.errors import StoreError
 from mooncake_node.cluster.fanout import FanOut
 from mooncake_node.cluster.holdings import holding_of, live_holdings
+from mooncake_node.cluster.losers import Losers
 from mooncake_node.cluster.membership import Membership
 from mooncake_node.core.jobs import Withdraw
 from mooncake_node.core.master import Master
@@ -40,7 +42,6 @@ DIRTY_MAX = 100_000
 # How often a creation is tried that meets holdings of dead nodes, or newer generations.
 _ATTEMPTS_MAX = 5
 _PAUSE_S = 0.25
-_NAMED_MAX = 20
 
 log = get_logger()
 
@@ -50,6 +51,8 @@ class Due(msgspec.Struct, frozen=True, gc=False):
 
     generation: int = 0  # the newest that this node had; 0: nothing is to be taken back
     removed: int = 0  # the newest that a user removed, from every node; 0: none
+    # The answer to a creation was lost, and with it who has what it replaced.
+    is_unheard: bool = False
 
 
 class Entries:
@@ -67,14 +70,15 @@ class Entries:
         # everything anew, only those that a user removed.
         self.dirty: dict[str, Due] = {}
         self.conflicts = 0
-        # Soft-pinned objects that lost a conflict: kept, readable by nobody, until cleared or removed by generation.
-        self.losers: dict[tuple[str, int], Replica] = {}
+        self.losers = Losers(master)
         self.differences = 0  # found by the last check
-        # Owners may have died whose copies are here.
-        self.must_inherit = False
         # Hears of keys that the directory has now, and had not when they were put.
         self.on_told: Callable[[str], None] = _nothing
         self._wake = asyncio.Event()
+        # All and only the keys of which the directory may have a generation that is not readable here yet.
+        self._unpublished: set[str] = set()
+        # Set when one of them goes; None: nobody waits for that.
+        self._published: asyncio.Event | None = None
 
     @property
     def queued(self) -> int:
@@ -84,10 +88,14 @@ class Entries:
     def mark(self, key: str, due: Due | None = None) -> None:
         """The directory may not be up to date about *key*."""
         known = self.dirty.get(key)
-        if due is None:
-            due = known or Due()
-        elif known is not None:
-            due = Due(max(known.generation, due.generation), max(known.removed, due.removed))
+        due = due or Due()
+        if known is not None:
+            # One of its own, also if it says the same: what is told just now may have been read before.
+            due = Due(
+                max(known.generation, due.generation),
+                max(known.removed, due.removed),
+                known.is_unheard or due.is_unheard,
+            )
         if known is None and len(self.dirty) >= DIRTY_MAX and not self._membership.is_ending:
             log.warning("directory_queue_overflowed", keys=len(self.dirty))
             self._membership.begin_anew()
@@ -95,6 +103,30 @@ class Entries:
         if due.removed or not self._membership.is_ending:
             self.dirty[key] = due
             self._wake.set()
+
+    # -- between the directory and the readers of this node ----------------------------------------------------------
+
+    @contextlib.contextmanager
+    def publishing(self, replicas: Sequence[Replica]) -> Iterator[None]:
+        """Within, the directory is told of these, and they become readable here or are given up."""
+        keys = [replica.key for replica in replicas]
+        self._unpublished.update(keys)
+        try:
+            yield
+        finally:
+            self._unpublished.difference_update(keys)
+            if self._published is not None:
+                self._published.set()
+                self._published = None
+
+    async def published(self, key: str, patience_s: float) -> None:
+        """Returns when the directory has no generation of *key* that is not readable here yet, or after that long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while key in self._unpublished:
+                    if self._published is None:
+                        self._published = asyncio.Event()
+                    await self._published.wait()
 
     # -- at once -----------------------------------------------------------------------------------------------------
 
@@ -112,10 +144,12 @@ class Entries:
             if not batch:
                 break
             try:
+                if not self._membership.is_serving:
+                    raise DirectoryAwayError("this node is coming back to life")
                 outcomes = await self._create([(r, r.replaces, dead.get(r.replica_id, ())) for r in batch])
             except DirectoryError:
                 for replica in batch:
-                    self.mark(replica.key, Due(replica.generation))
+                    self.mark(replica.key, Due(replica.generation, is_unheard=True))
                 break
             for replica, outcome in zip(batch, outcomes, strict=True):
                 if isinstance(outcome, Created):
@@ -137,20 +171,22 @@ class Entries:
         else:
             for replica_id in open_ones:
                 answers[replica_id] = Refusal(Code.NOT_READY, "the key changes owners too fast; try again")
-        await self._fan_out.drop(replaced)
+        await self._fan_out.drop(replaced, is_replaced=True)
         return [answers.get(replica.replica_id) for replica in replicas]
 
     async def _create(
         self, items: Sequence[tuple[Replica, bool, tuple[tuple[str, int], ...]]]
     ) -> list[Created | Taken | TooOld]:
-        if not self._membership.is_serving:
-            raise DirectoryAwayError("this node is coming back to life")
-        return await self._directory.create(
+        outcomes = await self._directory.create(
             [
                 Creation(key=replica.key, holding=self._holding(replica), replaces=replaces, dead=dead)
                 for replica, replaces, dead in items
             ]
         )
+        for outcome in outcomes:
+            if not isinstance(outcome, TooOld):
+                await self._membership.meet(outcome.replaced if isinstance(outcome, Created) else (outcome.by,))
+        return outcomes
 
     def _renumber(self, replica: Replica, newest: int) -> None:
         # Unless it was given up meanwhile.
@@ -177,7 +213,7 @@ class Entries:
         found: list[Entry] = []
         try:
             for start in range(0, len(items), BATCH):
-                found += await self._directory.remove(items[start : start + BATCH])
+                found += await self._remove(items[start : start + BATCH])
         except DirectoryError as error:
             away = items[len(found) :]
             if self._membership.is_ending and len(self.dirty) + len(away) > DIRTY_MAX:
@@ -199,7 +235,13 @@ class Entries:
         found: list[Entry] = []
         for start in range(0, len(keys), BATCH):
             found += await self._directory.lookup(keys[start : start + BATCH])
+        await self._membership.meet(holding for entry in found for holding in entry.holdings)
         return found
+
+    async def _remove(self, items: Sequence[tuple[str, int | None]]) -> list[Entry]:
+        entries = await self._directory.remove(items)
+        await self._membership.meet(holding for entry in entries for holding in entry.holdings)
+        return entries
 
     # -- later -------------------------------------------------------------------------------------------------------
 
@@ -249,36 +291,6 @@ class Entries:
                 )
         return count
 
-    async def inherit(self) -> None:
-        """Own those copies whose owners have died (SPEC 6, rule 4); raises DirectoryError, and is due again then."""
-        self.must_inherit = False
-        copies = [r for r in self._master.table.current.values() if r.owner is not None]
-        try:
-            for start in range(0, len(copies), BATCH):
-                batch = copies[start : start + BATCH]
-                for replica, entry in zip(batch, await self._directory.lookup([r.key for r in batch]), strict=True):
-                    if entry.owner is not None and entry.owner.generation == replica.generation:
-                        await self._inherit(replica, entry.owner)
-        except DirectoryError:
-            self.must_inherit = True
-            raise
-        finally:
-            self._settle()
-
-    async def _inherit(self, replica: Replica, owner: Holding) -> None:
-        heir = msgspec.structs.replace(self._holding(replica), is_owner=True)
-        # It may be the owner already, by a transfer whose answer was lost, or since the owner has withdrawn its own.
-        if (owner.node, owner.incarnation) != (self._me, self._incarnation):
-            if self._lives(owner):
-                return
-            if not await self._directory.transfer(replica.key, node=owner.node, incarnation=owner.incarnation, to=heir):
-                return
-        if self._master.table.current.get(replica.key) is not replica:
-            self.mark(replica.key, Due(replica.generation))
-        elif replica.owner is not None:
-            self._master.promote(replica)
-            log.info("object_inherited", key=replica.key, owner=owner.node)
-
     async def _tell_due(self) -> None:
         """Tell what is due now, though not what becomes due meanwhile."""
         for _ in range(0, len(self.dirty), BATCH):
@@ -299,6 +311,9 @@ class Entries:
         shared = [r for r in here if r is not None and self._is_shared(r)]
         if owned := [r for r in shared if r.owner is None]:
             await self._claim(owned)
+            unheard = [(r.key, r.generation - 1) for r in owned if batch[r.key].is_unheard and r.replaces and r.told]
+            if unheard:
+                await self._fan_out.drop_by_all(unheard)
         if copies := [r for r in shared if r.owner is not None]:
             kept = await self._directory.publish([(r.key, self._holding(r)) for r in copies])
             for replica, is_kept in zip(copies, kept, strict=True):
@@ -312,17 +327,25 @@ class Entries:
         keys = [key for key, due in batch.items() if due.removed or due.generation not in (0, self._newest(key))]
         gone: list[tuple[str, str, int, int]] = []
         removed: list[tuple[str, int | None]] = []
-        for key, entry in zip(keys, await self._directory.lookup(keys) if keys else (), strict=True):
+        unknown: list[tuple[str, int]] = []
+        for key, entry in zip(keys, await self.lookup(keys), strict=True):
             owner, own = entry.owner, next((h for h in entry.holdings if h.node == self._me), None)
+            newest_removed = batch[key].removed
+            if owner is None and newest_removed:
+                unknown.append((key, newest_removed))
             if owner is None or owner.generation in self._generations(key):
                 continue
-            newest_removed = batch[key].removed
             if owner.generation == newest_removed or (own is not None and owner.generation < newest_removed):
                 removed.append((key, owner.generation))
             elif own is not None:
                 gone.append((key, self._me, own.incarnation, own.generation))
+        if unknown:
+            # The directory has lost its data, and who has the object may not have told it again yet; or the answer to
+            # the removal was lost, and with it who has it.
+            await self._fan_out.drop_by_all(unknown)
+            removed += unknown
         if removed:
-            entries = await self._directory.remove(removed)
+            entries = await self._remove(removed)
             await self._fan_out.drop([(k, e.holdings) for (k, _), e in zip(removed, entries, strict=True)])
         if gone:
             await self._directory.withdraw(gone)
@@ -351,12 +374,7 @@ class Entries:
         replaced: list[tuple[str, Sequence[Holding]]] = []
         for _ in range(_ATTEMPTS_MAX):
             again: list[Replica] = []
-            outcomes = await self._directory.create(
-                [
-                    Creation(key=r.key, holding=self._holding(r), replaces=r.replaces, dead=dead.get(r.replica_id, ()))
-                    for r in owned
-                ]
-            )
+            outcomes = await self._create([(r, r.replaces, dead.get(r.replica_id, ())) for r in owned])
             for replica, outcome in zip(owned, outcomes, strict=True):
                 if isinstance(outcome, Created):
                     self._was_told(replica)
@@ -373,7 +391,7 @@ class Entries:
             owned = again
             if not owned:
                 break
-        await self._fan_out.drop(replaced)
+        await self._fan_out.drop(replaced, is_replaced=True)
 
     def _lose(self, replica: Replica, to: Holding) -> None:
         """Another node's object of that key has won: this one gives way, and is kept if that was promised."""
@@ -381,20 +399,9 @@ class Entries:
             self.conflicts += 1
             pinned = replica.contract.softpin
             log.warning("conflict_lost", key=replica.key, to=to.node, nbytes=replica.nbytes, kept=pinned)
-            if pinned and replica.nbytes and replica.offset >= 0 and self._is_in_memory(replica):
-                self._master.objects.lend(replica)
-                self.losers[replica.key, replica.generation] = replica
+            if pinned:
+                self.losers.keep(replica)
         self._give_up(replica)
-
-    def _is_in_memory(self, replica: Replica) -> bool:
-        return self._master.objects.at.get(replica.offset) is replica
-
-    def forget_losers(self, key: str | None = None, generation: int | None = None) -> int:
-        """Let losers of conflicts go: all, or that one; how many that were."""
-        chosen = [name for name in self.losers if key is None or name == (key, generation)]
-        for name in chosen:
-            self._master.give_back(self.losers.pop(name), time.monotonic_ns())
-        return len(chosen)
 
     def facts(self) -> dict[str, object]:
         """What `stats` shows of them."""
@@ -402,10 +409,7 @@ class Entries:
             "state": self._directory.state,
             "queued": self.queued,
             "conflicts": self.conflicts,
-            "losers": [
-                {"key": key, "generation": f"{generation:016x}", "nbytes": replica.nbytes}
-                for (key, generation), replica in islice(self.losers.items(), _NAMED_MAX)
-            ],
+            "losers": self.losers.facts(),
             "differences": self.differences,
         }
 

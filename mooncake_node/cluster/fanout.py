@@ -1,6 +1,7 @@
 """Telling other nodes what they have to do before somebody is answered: heard by every one that lives."""
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -8,6 +9,7 @@ from functools import partial
 
 from mooncake_client import wire
 from mooncake_client.codes import Code
+from mooncake_client.errors import StoreError
 from mooncake_node.cluster.membership import Membership
 from mooncake_node.cluster.points import Points
 from mooncake_node.core.refusal import Refusal
@@ -15,6 +17,7 @@ from mooncake_node.directory.port import Holding
 from mooncake_node.peers.errors import PeerError
 from mooncake_node.peers.links import PeerLinks
 from mooncake_node.peers.messages import Drop, PeerRequest
+from mooncake_node.peers.tasks import Tasks
 
 # How long one attempt lasts, and all of them together.
 _ATTEMPT_S = 5.0
@@ -25,27 +28,43 @@ _PAUSE_S = 0.05
 class FanOut:
     """Asks nodes until they have answered, or their life is over: then they serve no secondary replica any more."""
 
-    def __init__(self, links: PeerLinks, membership: Membership, points: Points) -> None:
+    def __init__(self, links: PeerLinks, membership: Membership, points: Points, tasks: Tasks) -> None:
         self._links = links
         self._membership = membership
         self._points = points
+        self._tasks = tasks
 
-    async def drop(self, dropped: Iterable[tuple[str, Sequence[Holding]]]) -> None:
-        """Have every holder of these (key, holdings) drop what it has; the holdings are in the directory no more."""
+    async def drop(self, dropped: Iterable[tuple[str, Sequence[Holding]]], *, is_replaced: bool = False) -> None:
+        """Have every holder of these (key, holdings) drop what it has; the holdings are in the directory no more.
+
+        *is_replaced*: by newer ones. Whoever gets an error instead: it is being carried out nevertheless.
+        """
         of_node: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
         for key, holdings in dropped:
             for holding in holdings:
                 if holding.node != self._membership.me.name:
                     of_node[holding.node].append((key, holding.generation))
         if of_node:
-            await self._points.hit("NodeBeforeFanOut")
-            await self._all({node: partial(Drop, 0, items) for node, items in of_node.items()})
+            requests: dict[str, Callable[[], PeerRequest]] = {
+                node: partial(Drop, 0, items, is_replaced) for node, items in of_node.items()
+            }
+            try:
+                await self._points.hit("NodeBeforeFanOut")
+            except StoreError:
+                for node, make in requests.items():
+                    self._tasks.run(self._insist(node, make))
+                raise
+            await self._all(requests)
 
     def drop_everywhere(self, items: list[tuple[str, int]]) -> None:
         """`drop` by every node that lives as far as is known, when the directory cannot say who has them."""
         if items:
             for node in self._membership.others:
                 self._links.notify(node, Drop(0, items))
+
+    async def drop_by_all(self, items: list[tuple[str, int]]) -> None:
+        """Have every node that lives drop these generations of keys and all before them."""
+        await self.everyone(lambda: Drop(0, items))
 
     async def everyone(self, make: Callable[[], PeerRequest]) -> int:
         """Ask all other nodes that live; the sum of their counts."""
@@ -55,7 +74,11 @@ class FanOut:
         counts = await asyncio.gather(*(self._one(node, make) for node, make in requests.items()))
         return sum(counts)
 
-    async def _one(self, node: str, make: Callable[[], PeerRequest]) -> int:
+    async def _insist(self, node: str, make: Callable[[], PeerRequest]) -> None:
+        """Nobody waits for it; but as long as that node lives it may serve what it has not dropped."""
+        await self._one(node, make, patience_s=math.inf)
+
+    async def _one(self, node: str, make: Callable[[], PeerRequest], patience_s: float = _PATIENCE_S) -> int:
         began_s = time.monotonic()
         while node in self._membership.others:
             try:
@@ -66,6 +89,7 @@ class FanOut:
                 if not isinstance(reply, wire.Failed):
                     return reply.count if isinstance(reply, wire.Count) else 0
                 await asyncio.sleep(_PAUSE_S)
-            if time.monotonic() - began_s > _PATIENCE_S:
+            if time.monotonic() - began_s > patience_s:
+                self._tasks.run(self._insist(node, make))
                 raise Refusal(Code.TIMEOUT, f"carried out here, but node {node} lives and has not acknowledged it")
         return 0

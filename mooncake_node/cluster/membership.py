@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
 from mooncake_client.errors import StoreError
 from mooncake_node.core.refusal import Refusal
-from mooncake_node.directory.port import Directory, DirectoryAwayError, DirectoryError, Members, Node
+from mooncake_node.directory.port import Directory, DirectoryAwayError, DirectoryError, Holding, Members, Node
 from mooncake_node.obs.log import get_logger
 from mooncake_node.peers.tasks import Tasks
 
@@ -40,7 +40,9 @@ class Membership:
         self._directory = directory
         self._ttl_s = ttl_s
         self._free_bytes = free_bytes
-        self._served_until = served_until
+        self._tell_served_until = served_until
+        self._served_until_ns = 0
+        self._renewing = asyncio.Lock()
         self._on_members = on_members
         self._on_return = on_return
         self.me = Node(name="", incarnation=0, slot=0, endpoint="")
@@ -52,6 +54,8 @@ class Membership:
         self.lives = 0
         # This life is to be followed by another at the next renewal: the directory is to forget what it has of it.
         self.is_ending = False
+        # The newest life that was heard of, wherever: each is above all that began before.
+        self._newest = 0
         self._tasks = tasks
         self._returning: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
@@ -62,7 +66,7 @@ class Membership:
         self.me = await self._directory.join(name, endpoint)
         self.lives += 1
         self.is_ending = False
-        self._served_until(began_ns + int(self._ttl_s * 1e9))
+        self._served_until(began_ns)
         self._take(await self._directory.members())
 
     async def run(self) -> None:
@@ -70,7 +74,7 @@ class Membership:
         while True:
             await asyncio.sleep(self._ttl_s / _RENEWALS)
             try:
-                await self._renew()
+                await self.renew()
             except DirectoryAwayError as error:
                 log.debug("directory_away", error=str(error))
             except DirectoryError as error:
@@ -102,12 +106,32 @@ class Membership:
         node = self.others.get(name)
         return node is not None and node.incarnation == incarnation
 
+    async def meet(self, holdings: Iterable[Holding]) -> None:
+        """Ask who lives if some are of a life that has begun since that was heard; raises DirectoryError.
+
+        Else a node that has just come would be taken for dead, and what it has for lost.
+        """
+        newest = max((holding.incarnation for holding in holdings), default=0)
+        if newest > self._newest:
+            self._take(await self._directory.members())
+            self._newest = max(self._newest, newest)
+
+    async def live_on(self) -> None:
+        """Returns when others surely take this node for alive; raises DirectoryError."""
+        if time.monotonic_ns() >= self._served_until_ns:
+            await self.renew()
+
+    async def renew(self) -> None:
+        """Live on for the time to live from now, in a new life if this one has lapsed; raises DirectoryError."""
+        async with self._renewing:
+            await self._renew()
+
     async def _renew(self) -> None:
         if self.is_ending:
             await self._directory.leave(self.me)
         began_ns = time.monotonic_ns()
         if await self._directory.renew(msgspec.structs.replace(self.me, free_bytes=self._free_bytes())):
-            self._served_until(began_ns + int(self._ttl_s * 1e9))
+            self._served_until(began_ns)
             self._take(await self._directory.members())
         else:
             # Others may have taken this node for dead, and what it has for lost.
@@ -128,12 +152,20 @@ class Membership:
             return
         if incarnation == self.me.incarnation and not self.is_ending:
             self.is_serving = True
+            self._tell_served_until(self._served_until_ns)
+
+    def _served_until(self, began_ns: int) -> None:
+        self._served_until_ns = began_ns + int(self._ttl_s * 1e9)
+        if self.is_serving:
+            # Until then what it has may have been removed or replaced while it was dead to the others.
+            self._tell_served_until(self._served_until_ns)
 
     def _take(self, members: Members) -> None:
         others = {node.name: node for node in members.nodes if node.name != self.me.name}
         lives = {(name, node.incarnation, node.endpoint) for name, node in others.items()}
         known = {(name, node.incarnation, node.endpoint) for name, node in self.others.items()}
         self.others = others
+        self._newest = max([self._newest, *(node.incarnation for node in members.nodes)])
         self.clear_epoch = max(self.clear_epoch, members.clear_epoch)
         self._heard.set()
         if lives != known:

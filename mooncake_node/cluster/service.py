@@ -146,17 +146,18 @@ class ClusterService(Service):
     async def _publish(self, client: Client, request: wire.Request, items: Sequence[Item | Replica]) -> wire.Message:
         """Publish those items that are reservations, in the directory and then here; the others are answers."""
         shared = [r for r in items if isinstance(r, Replica) and r.contract.scope != "node"]
-        try:
-            refusals = await self._entries.create(shared)
-            await self._points.hit("NodeAfterDirectoryCreate")
-        except (Refusal, StoreError) as error:
-            # Not known to hold everywhere: taken back.
-            refusals = [Refusal(Code(error.code), error.message)] * len(shared)
-        refused = {r.replica_id: refusal for r, refusal in zip(shared, refusals, strict=True)}
-        answers = [
-            self._end(client, item, refused.get(item.replica_id)) if isinstance(item, Replica) else item
-            for item in items
-        ]
+        with self._entries.publishing(shared):
+            try:
+                refusals = await self._entries.create(shared)
+                await self._points.hit("NodeAfterDirectoryCreate")
+            except (Refusal, StoreError) as error:
+                # Not known to hold everywhere: taken back.
+                refusals = [Refusal(Code(error.code), error.message)] * len(shared)
+            refused = {r.replica_id: refusal for r, refusal in zip(shared, refusals, strict=True)}
+            answers = [
+                self._end(client, item, refused.get(item.replica_id)) if isinstance(item, Replica) else item
+                for item in items
+            ]
         await self._changes.on_disk()
         return wire.PutEnded(request.request_id, answers)
 

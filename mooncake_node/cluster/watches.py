@@ -35,10 +35,10 @@ class Watches:
 
     def want(self, key: str) -> None:
         """Somebody has begun to wait for *key* on this node."""
-        if key not in self._wanted:
-            self._wanted.add(key)
-            for node in self._membership.others:
-                self._tasks.run(self._ask(node, [key]))
+        # Also if others have waited before: a node that has told them does not watch it any more.
+        self._wanted.add(key)
+        for node in self._membership.others:
+            self._tasks.run(self._ask(node, [key]))
 
     def members_changed(self) -> None:
         """Tell those who have come, and forget those who went."""

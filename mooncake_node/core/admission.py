@@ -252,6 +252,14 @@ class Admission:
         if isinstance(loading.waiter, Waiter):
             self.waiting.close(loading.waiter)
 
+    def seek_anew(self, key: str, now_ns: int) -> None:
+        """What is being loaded was replaced on another node: those who wait for it are to get what is there now."""
+        self.end_load(key)
+        if key not in self._table.writing and any(w.want is Want.LOAD for w in self.waiting.of_key(key)):
+            self._begin_load(key, None, now_ns)
+        self.settle_key(key, now_ns)
+        self.retry(now_ns)
+
     def _lose(self, on_disk: Replica, failure: Refusal, now_ns: int) -> Refusal:
         """The last copy of an object could not be read and is no more; what its readers are told."""
         key, pinned = on_disk.key, on_disk.contract.softpin

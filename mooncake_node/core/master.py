@@ -106,7 +106,7 @@ class Master:
         if replica.state is ReplicaState.DOOMED:
             self._abandon(session, replica, now_ns)
             self.admission.retry(now_ns)
-            raise Refusal(Code.NOT_FOUND, "cleared by remove_all while it was being written")
+            raise Refusal(Code.NOT_FOUND, "removed while it was being written")
         del session.reservations[replica_id]
         self.objects.publish(replica, now_ns)
         self.admission.lost.pop(replica.key, None)
@@ -219,23 +219,32 @@ class Master:
         self._changed(key, now_ns)
         return True
 
-    def drop(self, key: str, generation: int, now_ns: int) -> bool:
+    def drop(self, key: str, generation: int, now_ns: int, *, is_replaced: bool = False) -> bool:
         """*generation* of *key* and all before it were removed or replaced, and the directory has them no more.
 
-        False if there was none of them here. A put under way is not touched: what it makes is newer.
+        False if there was none of them here. A put under way is not touched, since what it makes is newer, unless it
+        makes that generation: the directory has had it, and only its end is missing here. *is_replaced*: there is a
+        newer one on another node, which those get who wait for a copy.
         """
         self.objects.clock.observe(generation)
         replica = self.table.current.get(key)
         loading = self.admission.loads.by_key.get(key)
-        if replica is not None and replica.generation <= generation:
+        writing = self.table.writing.get(key)
+        is_there = replica is not None and replica.generation <= generation
+        is_made = writing is not None and writing.generation == generation
+        is_copied = loading is not None and loading.found is not None and loading.found.generation <= generation
+        if is_made:
+            assert writing is not None
+            self.table.doom(writing)
+        if is_there:
+            assert replica is not None
             replica.told = False
             self.objects.remove(replica, now_ns)
-        elif loading is not None and loading.found is not None and loading.found.generation <= generation:
-            replica = None
-        else:
-            return False
-        self._changed(key, now_ns)
-        return replica is not None
+        if is_replaced and loading is not None and (is_there or is_copied):
+            self.admission.seek_anew(key, now_ns)
+        elif is_there or is_made or is_copied:
+            self._changed(key, now_ns)
+        return is_there
 
     def clear(self, now_ns: int, epoch: int | None = None) -> int:
         """Take every key away in one step: nothing put or begun before can be read from here on.

@@ -14,7 +14,7 @@ from mooncake_node.settings import format_size
 
 def print_findings(console: Console, found: ClusterFindings) -> None:
     """The table, the proofs and one closing sentence."""
-    console.print(Padding(Group(_gets(found), "", proof_table(found.proofs)), (1, 0, 1, 2)))
+    console.print(Padding(Group(_gets(found), "", proof_table(found.proofs)), (1, 0)))
     console.print(_closing(found), soft_wrap=True, highlight=False)
 
 
@@ -33,6 +33,10 @@ def findings_json(found: ClusterFindings) -> str:
 def _gets(found: ClusterFindings) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
+        # Fits 80 columns.
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
         title="each get of what 11 put on node 1; 11 and 12 are on node 1, 21 to 24 on node 2",
         caption="how: what the node of those who asked counted. took: of several at once, the slowest. crossed: "
         "bytes received by a node from the other, headers of objects included. copies: in the memory of both nodes, "
@@ -42,7 +46,7 @@ def _gets(found: ClusterFindings) -> Table:
     )
     table.add_column("size", justify="right", style="bold", no_wrap=True)
     table.add_column("get by", no_wrap=True)
-    table.add_column("how", no_wrap=True)
+    table.add_column("how")
     table.add_column("took", justify="right", no_wrap=True)
     table.add_column("crossed", justify="right", no_wrap=True)
     table.add_column("copies", justify="right", no_wrap=True)
@@ -61,13 +65,17 @@ def _gets(found: ClusterFindings) -> Table:
 def _cells(story: Story, get: Get) -> tuple[str | Text, ...]:
     right = all(map(story.is_right, get.answers))
     return (
-        ", ".join(map(str, get.who)),
+        _named(get.who),
         get.loads.words,
         f"{get.took_ns / 1e6:.2f} ms",
         f"{get.crossed_nbytes:,}",
         str(get.copies),
-        Text("right", "green") if right else Text("WRONG", "bold red"),
+        Text("ok", "green") if right else Text("WRONG", "bold red"),
     )
+
+
+def _named(who: tuple[int, ...]) -> str:
+    return str(who[0]) if len(who) == 1 else f"{who[0]} to {who[-1]}"
 
 
 def _closing(found: ClusterFindings) -> str:

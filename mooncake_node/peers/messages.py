@@ -30,6 +30,7 @@ class Drop(Message, tag=42):
     """These generations were removed or replaced: each (key, generation) and all before it. `Done` when unreadable."""
 
     items: list[tuple[str, int]]
+    is_replaced: bool = False  # by a newer one, which the directory has
 
 
 class Clear(Message, tag=43):

@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 
 from mooncake_client import wire
 from mooncake_client.codes import Code
+from mooncake_client.errors import StoreError
 from mooncake_client.faults import FaultTable
 from mooncake_node.core.master import Master
 from mooncake_node.core.refusal import Refusal
@@ -318,8 +319,13 @@ class Service:
         check_changes(client)
 
         async def answer() -> None:
-            count = await walk(client, request)
-            client.send(wire.Count(request.request_id, count))
+            try:
+                reply: wire.Message = wire.Count(request.request_id, await walk(client, request))
+            except Refusal as refusal:
+                reply = wire.Failed(request.request_id, int(refusal.code), refusal.message)
+            except StoreError as error:
+                reply = wire.Failed(request.request_id, error.code, error.message)
+            client.send(reply)
 
         task = self._loop.create_task(answer())
         self._walks.add(task)

@@ -4,6 +4,7 @@ import ast
 import inspect
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from mooncake_node.core import audit
@@ -13,6 +14,7 @@ from mooncake_node.core.loads import Loading
 from mooncake_node.core.replica import Contract, DiskCopy, Rank, ReplicaState, Shelf
 from mooncake_node.core.sessions import Held
 from mooncake_node.core.waiting import PutMode, Want
+from tests.core.far import BROKEN, found
 
 PAGE = 4096
 
@@ -49,6 +51,30 @@ def make_scene(make_doomed_core):
         assert core.stat("pool.bytes_free") == 0
         m, o = core.master, core.master.objects
         return SimpleNamespace(**locals(), t=m.table, w=m.waiting, disk=o.disk)
+
+    return make
+
+
+@pytest.fixture
+def make_far_scene(make_doomed_core):
+    """Make masters with one of everything that has to do with other nodes."""
+
+    def make():
+        core = make_doomed_core(12, has_peers=True)
+        a = core.open("a")
+        secondary, pinned = core.far.cache(a, "secondary"), core.store(a, "pinned", softpin=True)
+        read = core.far.copy(a, "read").replica
+        _, pull = core.far.begin(a, "quarantined", found())
+        quarantined = pull.replica
+        core.far.pulled(quarantined, BROKEN, quiesced=False)
+        _, pull = core.far.begin(a, "pulled", found())
+        leaving = core.far.store(a, "leaving")
+        core.remove("leaving")
+        core.get(a, "sought")
+        m, o = core.master, core.master.objects
+        loads = m.admission.loads.by_key
+        pulled, sought, into = loads["pulled"], loads["sought"], loads["pulled"].into
+        return SimpleNamespace(**locals(), t=m.table)
 
     return make
 
@@ -124,6 +150,11 @@ def isolate(name):
     return damage
 
 
+def write_what_another_node_owns(s):
+    isolate("read")(s)
+    s.read.shelf, s.o.isolated_nbytes = Shelf.NONE, PAGE
+
+
 def set_(name, field, value):
     """A damage that gives *field* of *name* a wrong value."""
 
@@ -175,6 +206,7 @@ DAMAGES = [
     set_("current", "shelf", Shelf.NONE),
     # loads and jobs
     set_("loading", "on_disk", lambda s: s.current),
+    do("a load under another name", lambda s: move(s.loads, "loaded", "x")),
     do("a load of what is in memory", lambda s: s.loads.update(current=Loading("current", s.current))),
     set_("into", "generation", 1),
     do("a load without a place in the queue", lambda s: setattr(s.loads["wanted"], "waiter", None)),
@@ -226,6 +258,25 @@ DAMAGES = [
 ]
 
 
+FAR_DAMAGES = [
+    do("a copy from nowhere", lambda s: setattr(s.pulled, "found", None)),
+    do("a copy of another generation", lambda s: setattr(s.into, "generation", 1)),
+    do("a search that nobody makes", lambda s: setattr(s.sought, "seeking", False)),
+    set_("pinned", "remembered", Contract(softpin=True)),
+    do(
+        "a copy on a node alone", lambda s: setattr(s.m, "config", msgspec.structs.replace(s.m.config, has_peers=False))
+    ),
+    write_what_another_node_owns,
+    set_("read", "copy", DiskCopy("record", PAGE)),
+    set_("read", "contract", Contract(softpin=True)),
+    set_("quarantined", "loans", -1),
+    set_("leaving", "told", True),
+    do("an entry that holds nothing", lambda s: (setattr(s.leaving, "loans", 0), setattr(s.leaving, "refs", 1))),
+    set_("o", "leaving_nbytes", 2 * PAGE),
+    set_("quarantined", "pinned", True),
+]
+
+
 def found_at(scene, damage):
     """The line of audit.py where *damage* is found."""
     check_invariants(scene.m)
@@ -240,12 +291,18 @@ def test_the_audit_finds(make_scene, damage):
     assert found_at(make_scene(), damage)
 
 
-def test_every_assertion_of_the_audit_is_the_first_to_find_some_damage(make_scene):
+@pytest.mark.parametrize("damage", FAR_DAMAGES, ids=lambda damage: damage.__name__)
+def test_the_audit_finds_of_other_nodes(make_far_scene, damage):
+    assert found_at(make_far_scene(), damage)
+
+
+def test_every_assertion_of_the_audit_is_the_first_to_find_some_damage(make_scene, make_far_scene):
     """Else it might be one that cannot fail."""
     source = inspect.getsource(audit)
     lines = source.splitlines()
     asserts = {node.lineno for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assert)}
     idle = asserts - {found_at(make_scene(), damage) for damage in DAMAGES}
+    idle -= {found_at(make_far_scene(), damage) for damage in FAR_DAMAGES}
     assert [lines[n - 1].strip() for n in sorted(idle)] == []
 
 

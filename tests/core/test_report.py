@@ -84,7 +84,7 @@ def test_every_number_counts_what_its_name_says(make_core):
         "quarantined_bytes": 0,
         "doomed_bytes": PAGE,
         "isolated_bytes": 0,
-            "leaving_bytes": 0,
+        "leaving_bytes": 0,
     }
     assert [facts[name] for name in ("objects", "unpublished", "handles", "clients")] == [3, 2, 2, 2]
     assert facts["leases"] == 3

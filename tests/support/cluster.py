@@ -3,15 +3,18 @@
 import asyncio
 import contextlib
 import os
+import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import redis
 
-from mooncake_client import Client, ObjectInfo, operations
+from mooncake_client import Client, ObjectInfo, StoreError, operations
 from mooncake_node.directory import Holding, Members, open_directory
 from mooncake_node.directory.encoding import digest_of, entry_from
 from tests.support.node import NodeProcess
@@ -19,6 +22,7 @@ from tests.support.valkey import ValkeyServer
 from tests.support.waiting import HANG_LIMIT_S, eventually
 from tests.support.worker import Worker
 
+T = TypeVar("T")
 NAMESPACE = "mooncake"
 MIB = 1 << 20
 
@@ -49,7 +53,7 @@ class Cluster:
         own_pool_size: dict[int, str] | None = None,
     ) -> None:
         """*flags* are every node's, *own_flags* and *own_pool_size* by number; nodes are numbered from 1."""
-        self.path = directory
+        self.flags = flags
         self.valkey = ValkeyServer(directory / "valkey")
         self.nodes: dict[int, NodeProcess] = {}
         self.workers: list[Worker] = []
@@ -158,12 +162,31 @@ class Cluster:
         """A client of that node in this process."""
         return self.nodes[number].client(**kwargs)
 
+    def begin(self, number: int, call: Callable[[Client], T], **kwargs: Any) -> "Future[T]":
+        """Let a thread do that with a client of its own; `outcome` takes the result."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                with self.client(number, **kwargs) as client:
+                    future.set_result(call(client))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        return future
+
     def worker(self, number: int, **kwargs: Any) -> Worker:
         """A client of that node in a process of its own, which has `place` too."""
         worker = Worker(self.nodes[number].socket, **kwargs)
         self.workers.append(worker)
         worker.run(PLACE)
         return worker
+
+    def has_answered(self, worker: Worker) -> bool:
+        """Whether there is a result of what the worker was sent last."""
+        assert worker.process.stdout is not None
+        return bool(select.select([worker.process.stdout], [], [], 0)[0])
 
     def end_worker(self, worker: Worker) -> None:
         """End that process; it is part of the cluster no more."""
@@ -189,6 +212,8 @@ class Cluster:
 
     def disarm(self) -> None:
         """Every point of every node."""
+        if "--faults" not in self.flags:
+            return
         for number in self.living():
             with self.client(number) as client:
                 for point in client.list_faults_local_master():
@@ -213,7 +238,7 @@ class Cluster:
     def here(self, number: int) -> dict[str, ObjectInfo]:
         """What that node has itself, by key; at most a page."""
         with self.client(number) as client:
-            page, _ = client.run_on(client._attached(), operations.list_page("", 0), 10.0)  # noqa: SLF001  only the first
+            page, _ = client.run_on(client._attached(), operations.list_page("", 0), 10.0)
             return {item.key: item for item in page}
 
     def members(self) -> Members:
@@ -305,6 +330,14 @@ class Cluster:
         _gone(left)
 
 
+def outcome(future: "Future[T]") -> T | StoreError:
+    """What a call has given, or the StoreError that it raised."""
+    try:
+        return future.result(HANG_LIMIT_S)
+    except StoreError as error:
+        return error.with_traceback(None)
+
+
 def _gone(look: Callable[[], list[str]]) -> None:
     """Wait until *look* finds nothing."""
     deadline = time.monotonic() + HANG_LIMIT_S
@@ -323,6 +356,13 @@ def lent(cluster: Cluster) -> Iterator[Cluster]:
         cluster.disarm()
         cluster.agree()
         cluster.ledger()
+    except BaseException:
+        # What follows shall not fail for its sake.
+        with contextlib.suppress(Exception):
+            cluster.disarm()
+            with cluster.client(1) as client:
+                client.remove_all()
+        raise
     finally:
         for worker in list(cluster.workers):
             cluster.end_worker(worker)
