@@ -1,11 +1,13 @@
 """What this node does for others: their requests, answered from the core."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from mooncake_client import wire
 from mooncake_client.codes import Code
+from mooncake_client.errors import StoreError
 from mooncake_client.wire import Message
 from mooncake_node.cluster.changes import Changes
 from mooncake_node.cluster.entries import Entries
@@ -56,7 +58,7 @@ class Answers:
         self._next_cursor = 1
         self._handlers: dict[type[Message], Callable[[str, Any], Awaitable[Message]]] = {
             messages.GetReplicas: self._get_replicas,
-            messages.ReleaseLease: self._release_lease,
+            messages.ReleaseLeases: self._release_leases,
             messages.Drop: self._drop,
             messages.Clear: self._clear,
             messages.RemovePrefix: self._remove_prefix,
@@ -77,24 +79,32 @@ class Answers:
             return wire.Failed(request.request_id, int(refusal.code), refusal.message)
 
     async def _get_replicas(self, _peer: str, request: messages.GetReplicas) -> Message:
-        await self._points.hit("PeerBeforeGetReplicaList")
-        if not self._membership.is_serving:
-            raise Refusal(Code.NOT_READY, "this node is coming back to life")
-        # Who asks may know of a generation that is not readable here yet.
-        await self._entries.published(request.key, _PUBLISHED_S)
-        try:
-            item = await self._lending.lease(request.key)
-        except Refusal as refusal:
-            if refusal.code is not Code.NOT_READY:
-                raise
-            await self._presence(request.key, _PUBLISHED_S)
-            item = await self._lending.lease(request.key)
-        await self._points.hit("PeerAfterGetReplicaList")
-        return messages.Replicas(request.request_id, [item])
+        items = await asyncio.gather(*(self._get_replica(key) for key in request.keys))
+        return messages.Replicas(request.request_id, list(items))
 
-    async def _release_lease(self, _peer: str, request: messages.ReleaseLease) -> Message:
+    async def _get_replica(self, key: str) -> messages.ReplicaItem | wire.Failure:
+        try:
+            await self._points.hit("PeerBeforeGetReplicaList")
+            if not self._membership.is_serving:
+                raise Refusal(Code.NOT_READY, "this node is coming back to life")
+            # Who asks may know of a generation that is not readable here yet.
+            await self._entries.published(key, _PUBLISHED_S)
+            try:
+                item = await self._lending.lease(key)
+            except Refusal as refusal:
+                if refusal.code is not Code.NOT_READY:
+                    raise
+                await self._presence(key, _PUBLISHED_S)
+                item = await self._lending.lease(key)
+            await self._points.hit("PeerAfterGetReplicaList")
+        except (Refusal, StoreError) as error:
+            return wire.Failure(int(error.code), error.message)
+        return item
+
+    async def _release_leases(self, _peer: str, request: messages.ReleaseLeases) -> Message:
         now_ns = time.monotonic_ns()
-        self._master.release_lease(request.key, request.replica_id, request.lease_token, now_ns)
+        for key, replica_id, token in request.items:
+            self._master.release_lease(key, replica_id, token, now_ns)
         self._changes.settle()
         return wire.Done(request.request_id)
 
@@ -160,7 +170,6 @@ class Answers:
 
     async def _appeared(self, _peer: str, request: messages.Appeared) -> Message:
         self._watches.appeared(request.keys)
-        self._changes.settle()
         return wire.Done(request.request_id)
 
     async def _get_holders(self, _peer: str, request: messages.GetHolders) -> Message:

@@ -12,6 +12,7 @@ from mooncake_client import wire
 from mooncake_client.codes import Code
 from mooncake_client.faults import FaultTable
 from mooncake_node.cluster.answers import Answers
+from mooncake_node.cluster.borrowing import Borrowing
 from mooncake_node.cluster.changes import Changes, TierJobs
 from mooncake_node.cluster.copies import Copies
 from mooncake_node.cluster.entries import BATCH, Entries
@@ -146,7 +147,7 @@ class Cluster:
             jobs=jobs,
             settle=service.settle,
         )
-        self._watches = watches = Watches(master, membership, links, tasks)
+        self._watches = watches = Watches(master, membership, links, tasks, service.settle)
         entries.on_told = watches.published
         self._heirs = heirs = Heirs(self._directory, membership, master, entries, service.settle)
         self._lending = lending = Lending(master, room, tier, tasks, service.settle)
@@ -157,7 +158,7 @@ class Cluster:
             heirs=heirs,
             membership=membership,
             master=master,
-            links=links,
+            borrowing=Borrowing(links, tasks),
             plane=plane,
             room=room,
             points=points,

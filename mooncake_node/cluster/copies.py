@@ -7,9 +7,10 @@ from typing import Protocol
 
 import xxhash
 
-from mooncake_client import wire
 from mooncake_client.codes import Code
 from mooncake_client.errors import StoreError
+from mooncake_node.cluster.batching import Batches
+from mooncake_node.cluster.borrowing import Borrowing
 from mooncake_node.cluster.entries import Due, Entries
 from mooncake_node.cluster.heirs import Heirs
 from mooncake_node.cluster.holdings import found_at, holding_of, live_holdings, sources_in
@@ -22,8 +23,7 @@ from mooncake_node.core.replica import Replica
 from mooncake_node.directory.port import Directory, DirectoryError, Entry, Holding
 from mooncake_node.obs.log import get_logger
 from mooncake_node.peers.errors import PeerError
-from mooncake_node.peers.links import PeerLinks
-from mooncake_node.peers.messages import GetReplicas, ReleaseLease, ReplicaItem, Replicas
+from mooncake_node.peers.messages import ReplicaItem
 from mooncake_node.peers.tasks import Tasks
 from mooncake_node.planes.port import DataPlane, Outcome, RemoteRange, Ticket
 
@@ -33,9 +33,8 @@ TRANSFERS_MAX = 2
 LOOKS_MAX = 5
 # One object's bytes may take so long; a transfer without progress ends much earlier.
 TRANSFER_S = 300.0
-_CALL_S = 5.0
 # Up to here a checksum is computed in the loop.
-_INLINE_NBYTES_MAX = 256 << 10
+_INLINE_NBYTES_MAX = 4 << 20
 
 log = get_logger()
 
@@ -77,7 +76,7 @@ class Copies:
         heirs: Heirs,
         membership: Membership,
         master: Master,
-        links: PeerLinks,
+        borrowing: Borrowing,
         plane: DataPlane,
         room: Room,
         points: Points,
@@ -89,22 +88,21 @@ class Copies:
         self._heirs = heirs
         self._membership = membership
         self._master = master
-        self._links = links
+        self._borrowing = borrowing
         self._plane = plane
         self._room = room
         self._points = points
         self._tasks = tasks
         self._settle = settle
-        self.leases_taken = 0
-        self.leases_released = 0
+        self._publishing = Batches(directory.publish, tasks, one_by_one=True)
         self.bytes_copied = 0
         self.checksum_failures = 0
 
     def facts(self) -> dict[str, int]:
         """What `stats` shows of them."""
         return {
-            "leases_taken": self.leases_taken,
-            "leases_released": self.leases_released,
+            "leases_taken": self._borrowing.leases_taken,
+            "leases_released": self._borrowing.leases_released,
             "bytes_copied": self.bytes_copied,
             "checksum_failures": self.checksum_failures,
         }
@@ -183,17 +181,22 @@ class Copies:
             await self._points.hit("ClientLocalCopyAfterPutStart")
             item = await self._lease(into, source)
             from_disk = item.on_disk
+            outcome = Outcome.OK
             try:
                 await self._points.hit("ClientLocalCopyAfterGetReplicaList")
-                sources.transfers += 1
-                ticket = self._plane.submit(_range(source, self._membership, into.key, item), into.offset)
-                outcome = await ticket.done(TRANSFER_S)
-                quiesced = outcome is not Outcome.EXPIRED
+                if item.data is not None:
+                    self._room.view(into.offset, into.nbytes)[:] = item.data
+                else:
+                    sources.transfers += 1
+                    ticket = self._plane.submit(_range(source, self._membership, into.key, item), into.offset)
+                    outcome = await ticket.done(TRANSFER_S)
+                    quiesced = outcome is not Outcome.EXPIRED
                 await self._points.hit("ClientLocalCopyAfterTransfer")
             finally:
-                released = self._tasks.run(self._release(source.node, into.key, item))
+                released = self._tasks.run(self._borrowing.release(source.node, into.key, item))
             if outcome is not Outcome.OK:
-                raise Refusal(Code.TRANSFER_FAILED, f"from node {source.node}: {ticket.reason}")
+                reason = "" if ticket is None else ticket.reason
+                raise Refusal(Code.TRANSFER_FAILED, f"from node {source.node}: {reason}")
             await self._verify(into, item)
             await self._publish(into, found)
             # A hint; but whoever has its answer may count on it that it was given.
@@ -242,27 +245,22 @@ class Copies:
         self._settle()
 
     async def _lease(self, into: Replica, source: Holding) -> ReplicaItem:
-        reply = await self._links.call(source.node, GetReplicas(0, into.key), _CALL_S)
-        if isinstance(reply, wire.Failed):
-            if reply.code == Code.NOT_FOUND:
-                raise _Stale(f"node {source.node} has it no more")
-            raise Refusal(Code(reply.code), f"node {source.node}: {reply.message}")
-        assert isinstance(reply, Replicas)
-        item = reply.items[0]
-        self.leases_taken += item.lease_token > 0
-        if (item.generation, item.nbytes, item.kind) != (into.generation, into.nbytes, into.kind):
-            self._tasks.run(self._release(source.node, into.key, item))
+        try:
+            item = await self._borrowing.lease(source.node, into.key)
+        except Refusal as refusal:
+            if refusal.code is Code.NOT_FOUND:
+                raise _Stale(refusal.message) from refusal
+            raise
+        carried_nbytes = into.nbytes if item.data is None else item.data.nbytes
+        if (item.generation, item.nbytes, item.kind, carried_nbytes) != (
+            into.generation,
+            into.nbytes,
+            into.kind,
+            into.nbytes,
+        ):
+            self._tasks.run(self._borrowing.release(source.node, into.key, item))
             raise _Stale("it was replaced")
         return item
-
-    async def _release(self, node: str, key: str, item: ReplicaItem) -> None:
-        """At most once, and never again if it is lost: then the lease ends by itself."""
-        if item.lease_token:
-            self.leases_released += 1
-            try:
-                await self._links.call(node, ReleaseLease(0, key, item.replica_id, item.lease_token), _CALL_S)
-            except PeerError as error:
-                log.debug("lease_not_released", key=key, node=node, error=str(error))
 
     async def _verify(self, into: Replica, item: ReplicaItem) -> None:
         view = self._room.view(into.offset, into.nbytes)
@@ -285,7 +283,7 @@ class Copies:
                 # Else what was read might be fenced at once, just after the directory has come back.
                 await self._membership.live_on()
                 holding = _secondary(into, found, self._membership, self._master.clear_epoch)
-                (is_published,) = await self._directory.publish([(into.key, holding)])
+                is_published = await self._publishing.add((into.key, holding))
             except DirectoryError:
                 self._entries.mark(into.key, Due(into.generation))
                 raise Refusal(Code.NOT_FOUND, "the directory went away while it was copied") from None

@@ -21,7 +21,7 @@ from mooncake_node.cluster.membership import Membership
 from mooncake_node.core.jobs import Withdraw
 from mooncake_node.core.master import Master
 from mooncake_node.core.refusal import Refusal
-from mooncake_node.core.replica import Replica
+from mooncake_node.core.replica import Replica, ReplicaState
 from mooncake_node.directory.port import (
     Created,
     Creation,
@@ -426,7 +426,14 @@ class Entries:
         self.mark(replica.key, Due(replica.generation))
 
     def _holding(self, replica: Replica) -> Holding:
-        return holding_of(replica, self._membership, self._master.clear_epoch)
+        holding = holding_of(replica, self._membership, self._master.clear_epoch)
+        if replica.state is ReplicaState.WRITING and holding.softpin:
+            # Its pin runs from when it is readable, which is about now.
+            ttl_ns = replica.contract.softpin_ttl_ns or self._master.config.softpin_ttl_default_ns
+            if ttl_ns is not None:
+                until_unix_ms = time.time_ns() // 1_000_000 + ttl_ns // 1_000_000
+                holding = msgspec.structs.replace(holding, softpin_until_unix_ms=until_unix_ms)
+        return holding
 
     def _lives(self, holding: Holding) -> bool:
         return bool(live_holdings(Entry((holding,)), self._membership, self._master.clear_epoch))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from mooncake_node.cluster.entries import BATCH, Due, Entries
-from mooncake_node.cluster.holdings import holding_of, live_holdings
+from mooncake_node.cluster.holdings import found_at, holding_of, live_holdings
 from mooncake_node.cluster.membership import Membership
 from mooncake_node.core.master import Master
 from mooncake_node.core.replica import Replica
@@ -54,6 +54,9 @@ class Heirs:
     async def _inherit(self, replica: Replica, owner: Holding) -> None:
         membership, epoch = self._membership, self._master.clear_epoch
         me = (membership.me.name, membership.me.incarnation)
+        # Under the contract that the owner last told, not the one it had when it was copied.
+        told = found_at(owner, None)
+        replica.remembered, replica.softpin_until_ns = told.contract, told.softpin_until_ns
         heir = msgspec.structs.replace(holding_of(replica, membership, epoch), is_owner=True)
         # It may be the owner already, by a transfer whose answer was lost, or since the owner has withdrawn its own.
         if (owner.node, owner.incarnation) != me:

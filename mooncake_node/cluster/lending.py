@@ -12,7 +12,7 @@ from mooncake_client.codes import Code
 from mooncake_node.core.master import Master
 from mooncake_node.core.refusal import Refusal
 from mooncake_node.core.replica import Replica, ReplicaState
-from mooncake_node.peers.messages import ReplicaItem
+from mooncake_node.peers.messages import CARRIED_NBYTES_MAX, ReplicaItem
 from mooncake_node.peers.tasks import Tasks
 from mooncake_node.planes.port import Loan, RefusedError
 from mooncake_node.tiers import Tier, TierError, TierRecord
@@ -22,7 +22,7 @@ MS_NS = 1_000_000
 _PART_NBYTES = 256 << 10
 _DISK_PART_NBYTES = 1 << 20
 # Up to here a checksum is computed in the loop.
-_INLINE_NBYTES_MAX = 256 << 10
+_INLINE_NBYTES_MAX = 4 << 20
 
 
 class Room(Protocol):
@@ -79,8 +79,14 @@ class Lending:
         self._checksums: dict[int, asyncio.Task[None]] = {}
 
     async def lease(self, key: str) -> ReplicaItem:
-        """The replica of *key*, with a lease if it is in memory; Refusal if there is none."""
+        """The replica of *key*, with a lease if it is in memory, or whole if it is small; Refusal if there is none."""
         now_ns = time.monotonic_ns()
+        small = self._master.readable(key, now_ns)
+        if small.nbytes <= CARRIED_NBYTES_MAX and small.state is not ReplicaState.ON_DISK:
+            data = memoryview(bytes(self._room.view(small.offset, small.nbytes)))
+            if small.checksum < 0:
+                small.checksum = xxhash.xxh3_64_intdigest(data)
+            return self._item(small, 0, 0, small.checksum, data)
         replica, token = self._master.get_replica_list(key, now_ns)
         self._settle()
         if replica.state is ReplicaState.ON_DISK:
@@ -132,10 +138,12 @@ class Lending:
             self._master.give_back(replica, time.monotonic_ns())
             self._settle()
 
-    def _item(self, replica: Replica, token: int, lease_ms: int, xxh3: int) -> ReplicaItem:
+    def _item(
+        self, replica: Replica, token: int, lease_ms: int, xxh3: int, data: memoryview | None = None
+    ) -> ReplicaItem:
         return ReplicaItem(
             replica_id=replica.replica_id,
-            on_disk=token == 0,
+            on_disk=replica.state is ReplicaState.ON_DISK,
             offset=replica.offset if token else 0,
             nbytes=replica.nbytes,
             kind=replica.kind,
@@ -143,6 +151,7 @@ class Lending:
             xxh3=xxh3,
             lease_token=token,
             lease_ms=lease_ms,
+            data=data,
         )
 
 

@@ -1,7 +1,7 @@
 """Waiting for keys over nodes: who waits here for what may appear elsewhere, and the other way round."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from mooncake_client import wire
 from mooncake_node.cluster.membership import Membership
@@ -19,11 +19,14 @@ WATCHED_MAX = 100_000
 class Watches:
     """Every live node is told what is waited for here, and tells when it appears; nobody polls."""
 
-    def __init__(self, master: Master, membership: Membership, links: PeerLinks, tasks: Tasks) -> None:
+    def __init__(
+        self, master: Master, membership: Membership, links: PeerLinks, tasks: Tasks, settle: Callable[[], None]
+    ) -> None:
         self._master = master
         self._membership = membership
         self._links = links
         self._tasks = tasks
+        self._settle = settle
         # Keys waited for on this node, of which the others were told.
         self._wanted: set[str] = set()
         # Key → nodes that wait for it.
@@ -65,6 +68,7 @@ class Watches:
         """Another node has these now."""
         for key in keys:
             self._master.appeared(key)
+        self._settle()
 
     async def _ask(self, node: str, keys: list[str]) -> None:
         for start in range(0, len(keys), wire.ITEMS_MAX):

@@ -171,7 +171,7 @@ class Admission:
 
     def located(self, loading: Loading, found: Found | None, refusal: Refusal, now_ns: int) -> None:
         """What other nodes have of a key; None: nothing, and *refusal* is what its readers are told."""
-        if self.loads.by_key.get(loading.key) is not loading:
+        if self.loads.by_key.get(loading.key) is not loading or not loading.seeking:
             return
         loading.seeking = False
         self._take_from(loading, found, refusal, now_ns)

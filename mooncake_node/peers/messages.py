@@ -10,20 +10,23 @@ from mooncake_client import wire
 from mooncake_client.wire import Message
 
 PEER_VERSION = 1
+# Up to here an object comes whole: a lease and a transfer would cost two round trips more.
+CARRIED_NBYTES_MAX = 8 << 10
 
 
 class GetReplicas(Message, tag=40):
-    """What this node has of *key*, with a lease on it if it is in memory: `Replicas`. Waits while it is published."""
+    """What this node has of each of *keys*, with a lease on it if it is in memory: `Replicas`.
 
-    key: str
+    Waits while one is being published. A small object in memory comes whole, without a lease.
+    """
+
+    keys: list[str]
 
 
-class ReleaseLease(Message, tag=41):
-    """A hint, sent at most once: the lease is needed no more. `Done`."""
+class ReleaseLeases(Message, tag=41):
+    """A hint, sent at most once: these leases (key, replica_id, token) are needed no more. `Done`."""
 
-    key: str
-    replica_id: int
-    lease_token: int
+    items: list[tuple[str, int, int]]
 
 
 class Drop(Message, tag=42):
@@ -90,8 +93,8 @@ class GetHolders(Message, tag=51):
     key: str
 
 
-class ReplicaItem(msgspec.Struct, array_like=True, gc=False, kw_only=True):
-    """One replica, ready to be read by a data plane."""
+class ReplicaItem(msgspec.Struct, array_like=True, tag=1, gc=False, kw_only=True):
+    """One replica, ready to be read by a data plane, or whole."""
 
     replica_id: int
     on_disk: bool
@@ -100,19 +103,20 @@ class ReplicaItem(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     kind: int
     generation: int
     xxh3: int  # XXH3-64 of its bytes
-    lease_token: int  # 0: on disk, where nothing is leased
+    lease_token: int  # 0: nothing is leased, since it is on disk or comes whole
     lease_ms: int  # how long it runs
+    data: memoryview | None = None  # its bytes, if it comes whole
 
 
 class Replicas(Message, tag=120):
-    """Answer to GetReplicas."""
+    """Answer to GetReplicas, in the order of its keys."""
 
-    items: list[ReplicaItem]
+    items: list[ReplicaItem | wire.Failure]
 
 
 PeerRequest = (
     GetReplicas
-    | ReleaseLease
+    | ReleaseLeases
     | Drop
     | Clear
     | RemovePrefix

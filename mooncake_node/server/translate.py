@@ -69,7 +69,9 @@ def outcome_item(outcome: Outcome) -> object:
 def object_info(replica: Replica, now_ns: int, pins: int) -> wire.ObjectInfo:
     """What users see of a readable object; *pins*: those by way of the index."""
     until_ns = replica.softpin_until_ns
-    pinned = replica.contract.softpin and (until_ns is None or until_ns > now_ns)
+    # A secondary replica takes part in no pin here, but the object may have one.
+    contract = replica.contract if replica.remembered is None else replica.remembered
+    pinned = contract.softpin and (until_ns is None or until_ns > now_ns)
     return wire.ObjectInfo(
         key=replica.key,
         nbytes=replica.nbytes,

@@ -47,7 +47,9 @@ def paused(cluster: Cluster) -> Iterator[None]:
     for number in (1, 2):
         eventually(lambda number=number: state(cluster, number) == "up", "it to be back")
     cluster.await_members()
-    cluster.agree()
+    # Not more than that: losers that are kept have lost their names.
+    eventually(lambda: all(cluster.stats(n)["directory"]["queued"] == 0 for n in (1, 2)), "all to be told")
+    eventually(lambda: not cluster.differences(), "nodes and directory to agree")
 
 
 def state(cluster: Cluster, number: int) -> str:

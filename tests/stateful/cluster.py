@@ -21,7 +21,8 @@ from mooncake_node.directory.port import Created, Creation, DirectoryAwayError, 
 
 PAGE = 4096
 PAGES = 4
-LEASE_TTL = 50
+MS = 1_000_000
+LEASE_TTL = 50 * MS
 FOR_EVER = 1 << 62
 LOOKS_MAX = 3
 _IN_MEMORY = (ReplicaState.COMPLETE, ReplicaState.ISOLATED, ReplicaState.STASHED)
@@ -45,9 +46,10 @@ def at_once(work):
 class Task:
     """One coroutine that has not ended."""
 
-    def __init__(self, node, work):
+    def __init__(self, node, work, *, is_change):
         self.node = node
         self.work = work
+        self.is_change = is_change  # others have to hear of what it has done in the directory
         self.done = False
 
     def go_on(self):
@@ -55,6 +57,9 @@ class Task:
             self.work.send(None)
         except StopIteration:
             self.done = True
+        except BaseException:
+            self.done = True
+            raise
 
 
 class Cluster:
@@ -65,8 +70,9 @@ class Cluster:
         self.server = MemoryCluster(lambda: self.now, liveness_ttl_s=1e9, tombstone_s=1e9)
         self.tasks: list[Task] = []
         self.nodes: dict[str, Node] = {}
-        self.removed: dict[str, int] = {}  # nothing up to that generation may be served
-        self.replaced: dict[str, int] = {}  # nothing below that one
+        # Ages are (clear epoch of the put_start, generation): a clear begins the order of generations anew.
+        self.removed: dict[str, tuple[int, int]] = {}  # nothing up to that age may be served
+        self.replaced: dict[str, tuple[int, int]] = {}  # nothing below that one
         self.cleared = 0  # nothing of a lower epoch
         self.epoch_of: dict[tuple[str, int], int] = {}  # of its put_start, by key and generation
         self.lose_answers = 0  # of the next calls of the directory
@@ -76,14 +82,18 @@ class Cluster:
         self.nodes[name] = Node(self, name)
 
     def floors(self, key):
-        return self.removed.get(key, 0), self.replaced.get(key, 0), self.cleared
+        return self.removed.get(key, (0, 0)), self.replaced.get(key, (0, 0)), self.cleared
+
+    def age(self, key, generation):
+        return self.epoch_of[key, generation], generation
 
     def may_be_served(self, key, generation, floors):
         removed, replaced, cleared = floors
-        return generation > removed and generation >= replaced and self.epoch_of[key, generation] >= cleared
+        age = self.age(key, generation)
+        return age > removed and age >= replaced and age[0] >= cleared
 
-    def run(self, node, work):
-        task = Task(node, work)
+    def run(self, node, work, *, is_change=False):
+        task = Task(node, work, is_change=is_change)
         self.tasks.append(task)
         return task
 
@@ -95,8 +105,9 @@ class Cluster:
                 self.tasks.remove(task)
 
     def go_on_to_the_end(self):
-        for _ in range(5_000):
-            if not self.tasks:
+        """But for what waits for the directory to answer a node that is cut off."""
+        for _ in range(1_000):
+            if all(task.node is not None and task.node.directory.is_away for task in self.tasks):
                 return
             for task in self.tasks[:]:
                 task.go_on()
@@ -133,7 +144,7 @@ class Node:
     def get(self, key):
         floors = self.cluster.floors(key)
         try:
-            answer = self.master.acquire(self.session, key, self.now, self.now + 40)
+            answer = self.master.acquire(self.session, key, self.now, self.now + 40 * MS)
         except Refusal:
             answer = None
         if isinstance(answer, Waiter):
@@ -154,6 +165,7 @@ class Node:
         self.settle()
 
     def put(self, key, *, mode, softpin):
+        self.cluster.now += MS  # no two nodes, nor two lives of one, give generations in the same millisecond
         contract = Contract(softpin=True) if softpin else PLAIN
         try:
             replica = self.master.put_start(
@@ -164,16 +176,15 @@ class Node:
         if hasattr(replica, "replica_id"):
             self.memory[replica.offset] = "being written"
             self.cluster.epoch_of[key, replica.generation] = self.master.clear_epoch
-            self.cluster.run(self, self._publish(replica, mode, self.master.clear_epoch))
+            self.cluster.run(self, self._publish(replica, mode), is_change=True)
         self.settle()
 
-    async def _publish(self, replica, mode, epoch):
+    async def _publish(self, replica, mode):
         key, cluster = replica.key, self.cluster
         incarnation = self.life.incarnation
         is_taken = await self._create(replica, replaces=mode is PutMode.UPSERT)
         # A life that has lapsed meanwhile: who removed it did not wait for this node.
         is_good = is_taken and incarnation == self.life.incarnation and not self.directory.is_away
-        cluster.epoch_of[key, replica.generation] = epoch
         self.memory[replica.offset] = (key, replica.generation)
         replaced = self.master.table.current.get(key)
         try:
@@ -181,7 +192,8 @@ class Node:
                 if replaced is not None:
                     replaced.told = False
                 self.master.put_end(self.session, replica.replica_id, self.now)
-                cluster.replaced[key] = max(cluster.replaced.get(key, 0), replica.generation)
+                age = cluster.age(key, replica.generation)
+                cluster.replaced[key] = max(cluster.replaced.get(key, age), age)
         except Refusal:
             is_good = False
         if not is_good:
@@ -202,6 +214,7 @@ class Node:
             try:
                 [outcome] = await self.ask(lambda c=creation: self.directory.create([c]))
             except DirectoryAwayError:
+                await self._drop_unheard(replica.key)
                 return False
             if isinstance(outcome, Created):
                 replica.told = True
@@ -210,7 +223,9 @@ class Node:
             if isinstance(outcome, TooOld):
                 if self.master.table.writing.get(replica.key) is not replica:
                     return False
+                epoch = self.cluster.epoch_of[replica.key, replica.generation]
                 self.master.renumber(replica, outcome.newest, self.now)
+                self.cluster.epoch_of[replica.key, replica.generation] = epoch
             elif self.cluster.lives(outcome.by) and outcome.by.node != self.name:
                 return False
             else:
@@ -222,6 +237,7 @@ class Node:
         try:
             [entry] = await self.ask(lambda: self.directory.remove([(key, None)]))
         except DirectoryAwayError:
+            await self._drop_unheard(key)
             return
         if not entry.holdings:
             return
@@ -229,7 +245,8 @@ class Node:
         self.master.drop(key, generation, self.now)
         self.settle()
         await self._drop_elsewhere(key, entry.holdings)
-        self.cluster.removed[key] = max(self.cluster.removed.get(key, 0), generation)
+        age = self.cluster.age(key, generation)
+        self.cluster.removed[key] = max(self.cluster.removed.get(key, age), age)
 
     async def _drop_elsewhere(self, key, holdings):
         """Each is asked until it has acknowledged, or its life is over."""
@@ -238,6 +255,21 @@ class Node:
         ]
         while not all(task.done for task in asked):
             await others()
+
+    async def _drop_unheard(self, key):
+        """Who has what was removed or replaced is not known: whoever lives drops what the directory has no more."""
+        while True:
+            try:
+                [entry] = await self.ask(lambda: self.directory.lookup([key]))
+            except DirectoryAwayError:
+                continue
+            generation = entry.owner.generation - 1 if entry.owner is not None else entry.tombstone
+            for life in self.cluster.server.living():
+                await others()
+                if self.cluster.server.life(life.name) and self.cluster.nodes[life.name].life == life:
+                    self.cluster.nodes[life.name].master.drop(key, generation, self.now)
+                    self.cluster.nodes[life.name].settle()
+            return
 
     async def _drop_at(self, key, holding):
         for _ in range(2):
@@ -522,7 +554,7 @@ class Node:
             generation=replica.generation,
             nbytes=replica.nbytes,
             kind=0,
-            epoch=self.cluster.epoch_of.get((replica.key, replica.generation), self.master.clear_epoch),
+            epoch=self.cluster.epoch_of[replica.key, replica.generation],
             is_owner=is_owner,
             softpin=contract.softpin,
         )

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from mooncake_node.core.replica import ReplicaState
 from mooncake_node.core.waiting import PutMode
-from tests.stateful.cluster import LEASE_TTL, Cluster
+from tests.stateful.cluster import LEASE_TTL, MS, Cluster
 
 NODES = ("n1", "n2", "n3")
 nodes = st.sampled_from(NODES)
@@ -68,12 +68,12 @@ class ClusterMachine(RuleBasedStateMachine):
     @step(weight=3, node=nodes, key=keys)
     def remove(self, node, key):
         node = self.cluster.nodes[node]
-        self.cluster.run(node, node.remove(key))
+        self.cluster.run(node, node.remove(key), is_change=True)
 
     @step(node=nodes)
     def remove_all(self, node):
         node = self.cluster.nodes[node]
-        self.cluster.run(node, node.remove_all())
+        self.cluster.run(node, node.remove_all(), is_change=True)
 
     @step(node=nodes)
     def reap(self, node):
@@ -125,9 +125,12 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @step(node=nodes, rarely=st.integers(0, 2))
     def die(self, node, rarely):
-        """All it had is gone, and what it did ends where it was; another of its name takes its place."""
+        """All it had is gone, and what it did ends where it was; another of its name takes its place.
+
+        Not while it changes something: who was to hear of that from it alone would not.
+        """
         old = self.cluster.nodes[node]
-        if rarely or not old.is_serving:
+        if rarely or not old.is_serving or any(task.node is old and task.is_change for task in self.cluster.tasks):
             return
         for task in self.cluster.tasks:
             if task.node is old:
@@ -136,12 +139,19 @@ class ClusterMachine(RuleBasedStateMachine):
         self.cluster.server.end(old.life)
         self.cluster.join(node)
 
-    @step(ns=st.sampled_from([5, 20, LEASE_TTL]))
-    def tick(self, ns):
-        self.cluster.now += ns
+    @step(ms=st.sampled_from([5, 20, 50]))
+    def tick(self, ms):
+        self.cluster.now += ms * MS
         for node in self.cluster.nodes.values():
             node.master.tick(node.now)
             node.settle()
+
+    @step()
+    def renew(self):
+        """Whoever lives on hears of clears that did not reach it."""
+        for node in self.cluster.nodes.values():
+            if not node.directory.is_away:
+                node.clear(self.cluster.server.clear_epoch)
 
     @rule(call=st.deferred(lambda: st.sampled_from(sorted(STEPS)).flatmap(STEPS.__getitem__)))
     def do(self, call):
@@ -160,6 +170,8 @@ class ClusterMachine(RuleBasedStateMachine):
         for node in cluster.nodes.values():
             if node.directory.is_away:
                 self.come_back(node)
+        cluster.go_on_to_the_end()
+        self.renew()
         cluster.go_on_to_the_end()
         for key in ("a", "b"):
             for node in cluster.nodes.values():

@@ -2,16 +2,18 @@
 
 import asyncio
 import contextlib
+import inspect
 import os
 import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import numpy
 import redis
 
 from mooncake_client import Client, ObjectInfo, StoreError, operations
@@ -26,19 +28,6 @@ T = TypeVar("T")
 NAMESPACE = "mooncake"
 MIB = 1 << 20
 
-# For workers: which file's bytes a view shows, and where in it. Equal in two processes: the same physical memory.
-PLACE = """
-import numpy
-def place(view):
-    address = numpy.frombuffer(view, dtype=numpy.uint8).ctypes.data
-    for line in open("/proc/self/maps"):
-        span, _, offset, device, inode, *_ = line.split()
-        start, end = (int(part, 16) for part in span.split("-"))
-        if start <= address < end:
-            return device, inode, address - start + int(offset, 16)
-    raise AssertionError("nowhere")
-"""
-
 
 class Cluster:
     """Nodes n1, n2, … of one directory. A context manager: everything ends with it."""
@@ -51,8 +40,15 @@ class Cluster:
         pool_size: str = "64MiB",
         own_flags: dict[int, list[str]] | None = None,
         own_pool_size: dict[int, str] | None = None,
+        env: dict[str, str] | None = None,
+        own_env: dict[int, dict[str, str]] | None = None,
+        spawned: Sequence[int] | None = None,
     ) -> None:
-        """*flags* are every node's, *own_flags* and *own_pool_size* by number; nodes are numbered from 1."""
+        """*flags*, *pool_size* and *env* are every node's, those of its *own* by number; nodes are numbered from 1.
+
+        *spawned*: those that are there at the start; None: all.
+        """
+        self._spawned = spawned
         self.flags = flags
         self.valkey = ValkeyServer(directory / "valkey")
         self.nodes: dict[int, NodeProcess] = {}
@@ -67,13 +63,15 @@ class Cluster:
                 *flags,
                 *(own_flags or {}).get(number, []),
                 pool_size=(own_pool_size or {}).get(number, pool_size),
+                env={**(env or {}), **(own_env or {}).get(number, {})},
             )
 
     def __enter__(self) -> Self:
         try:
-            for node in self.nodes.values():
-                node.spawn()
-            for number in self.nodes:
+            numbers = self._spawned or list(self.nodes)
+            for number in numbers:
+                self.nodes[number].spawn()
+            for number in numbers:
                 self.await_start(number)
             self.await_members()
         except BaseException:
@@ -180,7 +178,7 @@ class Cluster:
         """A client of that node in a process of its own, which has `place` too."""
         worker = Worker(self.nodes[number].socket, **kwargs)
         self.workers.append(worker)
-        worker.run(PLACE)
+        worker.run("import numpy\n" + inspect.getsource(place))
         return worker
 
     def has_answered(self, worker: Worker) -> bool:
@@ -223,6 +221,11 @@ class Cluster:
         """How often a point has acted."""
         with self.client(number) as client:
             return int(client.get_fault_status_local_master(point)["fired"])
+
+    def hits(self, number: int, point: str) -> int:
+        """How often it was passed."""
+        with self.client(number) as client:
+            return int(client.get_fault_status_local_master(point)["hits"])
 
     def await_fired(self, number: int, point: str) -> None:
         """Wait until somebody is held up at that point, or was."""
@@ -328,6 +331,18 @@ class Cluster:
             return found + self.unsettled() + [f"entry {digest}: {holding}" for digest, holding in self.claims()]
 
         _gone(left)
+
+
+def place(view):  # type: ignore[no-untyped-def]
+    """Which file's bytes a view shows, and where in it: equal in two processes, it is the same physical memory."""
+    address = numpy.frombuffer(view, dtype=numpy.uint8).ctypes.data
+    with open("/proc/self/maps") as maps:  # noqa: PTH123
+        for line in maps:
+            span, _, offset, device, inode, *_ = line.split()
+            start, end = (int(part, 16) for part in span.split("-"))
+            if start <= address < end:
+                return device, inode, address - start + int(offset, 16)
+    raise AssertionError("nowhere")
 
 
 def outcome(future: "Future[T]") -> T | StoreError:
