@@ -106,8 +106,9 @@ class Jobs:
         master = self._master
         assert master is not None
         todo = master.unsaved()
+        count = len(todo)
         if todo:
-            log.info("pinned_objects_saving", objects=len(todo), bytes=sum(replica.nbytes for replica in todo))
+            log.info("pinned_objects_saving", objects=count, bytes=sum(replica.nbytes for replica in todo))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._save(master, todo)
@@ -120,8 +121,8 @@ class Jobs:
                 keys=[replica.key for replica in lost[:_NAMED_MAX]],
                 stop_timeout=timeout_s,
             )
-        elif todo:
-            log.info("pinned_objects_saved", objects=len(todo))
+        elif count:
+            log.info("pinned_objects_saved", objects=count)
 
     async def close(self) -> None:
         """Give up what is under way, and let go of the tier."""

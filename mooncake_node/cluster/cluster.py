@@ -28,6 +28,7 @@ from mooncake_node.core.master import Master
 from mooncake_node.core.sessions import Session
 from mooncake_node.directory import Directory, DirectoryAwayError, DirectoryError
 from mooncake_node.obs.log import get_logger
+from mooncake_node.peers.errors import PeerError
 from mooncake_node.peers.identity import Me
 from mooncake_node.peers.links import PeerLinks
 from mooncake_node.peers.listener import PeerListener
@@ -151,7 +152,7 @@ class Cluster:
         entries.on_told = watches.published
         self._heirs = heirs = Heirs(self._directory, membership, master, entries, service.settle)
         self._lending = lending = Lending(master, room, tier, tasks, service.settle)
-        self._plane = plane = TcpPlane(links.dial_data, room.view)
+        self._plane = plane = TcpPlane(self._dial_data, room.view)
         self._copies = Copies(
             directory=self._directory,
             entries=entries,
@@ -255,6 +256,12 @@ class Cluster:
     async def _serve_data(self, sock: socket.socket, peer: str) -> None:
         if self._plane is not None and self._lending is not None:
             await self._plane.serve(sock, peer, self._lending)
+
+    async def _dial_data(self, node: str) -> socket.socket:
+        try:
+            return await self._links.dial_data(node)
+        except PeerError as error:
+            raise ConnectionError(str(error)) from error
 
     async def _presence(self, key: str, patience_s: float) -> None:
         """Wait until *key* is readable on this node; Refusal if it is not by then."""

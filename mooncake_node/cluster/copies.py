@@ -11,7 +11,8 @@ from mooncake_client.codes import Code
 from mooncake_client.errors import StoreError
 from mooncake_node.cluster.batching import Batches
 from mooncake_node.cluster.borrowing import Borrowing
-from mooncake_node.cluster.entries import Due, Entries
+from mooncake_node.cluster.dues import Due
+from mooncake_node.cluster.entries import Entries
 from mooncake_node.cluster.heirs import Heirs
 from mooncake_node.cluster.holdings import found_at, holding_of, live_holdings, sources_in
 from mooncake_node.cluster.membership import Membership
@@ -31,6 +32,8 @@ from mooncake_node.planes.port import DataPlane, Outcome, RemoteRange, Ticket
 TRANSFERS_MAX = 2
 # How often a load looks anew at who has what, because that has changed since.
 LOOKS_MAX = 5
+# Before the third look; then as much more before each.
+LOOK_PAUSE_S = 0.1
 # One object's bytes may take so long; a transfer without progress ends much earlier.
 TRANSFER_S = 300.0
 # Up to here a checksum is computed in the loop.
@@ -299,6 +302,8 @@ class Copies:
         sources.looks += 1
         if sources.looks > LOOKS_MAX:
             return None
+        # What was found again and was not so is changing hands: by a dead owner's heir, or by one who replaces it.
+        await asyncio.sleep(LOOK_PAUSE_S * (sources.looks - 1))
         try:
             await self._points.hit("ClientLocalCopyBeforeRefreshReplicaListRemote")
             (entry,) = await self._entries.lookup([into.key])

@@ -14,6 +14,7 @@ import msgspec
 
 from mooncake_client.codes import Code
 from mooncake_client.errors import StoreError
+from mooncake_node.cluster.dues import DUE_MAX, Due, Dues
 from mooncake_node.cluster.fanout import FanOut
 from mooncake_node.cluster.holdings import holding_of, live_holdings
 from mooncake_node.cluster.losers import Losers
@@ -37,22 +38,11 @@ from mooncake_node.obs.log import get_logger
 
 # Keys in one call of the directory.
 BATCH = 256
-# Keys that wait to be told. Beyond that everything this node has is told anew.
-DIRTY_MAX = 100_000
 # How often a creation is tried that meets holdings of dead nodes, or newer generations.
 _ATTEMPTS_MAX = 5
 _PAUSE_S = 0.25
 
 log = get_logger()
-
-
-class Due(msgspec.Struct, frozen=True, gc=False):
-    """What the directory may have of a key that is not up to date."""
-
-    generation: int = 0  # the newest that this node had; 0: nothing is to be taken back
-    removed: int = 0  # the newest that a user removed, from every node; 0: none
-    # The answer to a creation was lost, and with it who has what it replaced.
-    is_unheard: bool = False
 
 
 class Entries:
@@ -66,43 +56,25 @@ class Entries:
         self._master = master
         self._fan_out = fan_out
         self._settle = settle
-        # All and only the keys whose entry may differ from what this node has; but while a new life is due, which tells
-        # everything anew, only those that a user removed.
-        self.dirty: dict[str, Due] = {}
+        self._dues = Dues(self._overflowed)
         self.conflicts = 0
         self.losers = Losers(master)
         self.differences = 0  # found by the last check
         # Hears of keys that the directory has now, and had not when they were put.
         self.on_told: Callable[[str], None] = _nothing
-        self._wake = asyncio.Event()
         # All and only the keys of which the directory may have a generation that is not readable here yet.
         self._unpublished: set[str] = set()
         # Set when one of them goes; None: nobody waits for that.
         self._published: asyncio.Event | None = None
 
-    @property
-    def queued(self) -> int:
-        """Keys that wait to be told."""
-        return len(self.dirty)
-
     def mark(self, key: str, due: Due | None = None) -> None:
         """The directory may not be up to date about *key*."""
-        known = self.dirty.get(key)
-        due = due or Due()
-        if known is not None:
-            # One of its own, also if it says the same: what is told just now may have been read before.
-            due = Due(
-                max(known.generation, due.generation),
-                max(known.removed, due.removed),
-                known.is_unheard or due.is_unheard,
-            )
-        if known is None and len(self.dirty) >= DIRTY_MAX and not self._membership.is_ending:
-            log.warning("directory_queue_overflowed", keys=len(self.dirty))
-            self._membership.begin_anew()
-            self.dirty = {name: other for name, other in self.dirty.items() if other.removed}
-        if due.removed or not self._membership.is_ending:
-            self.dirty[key] = due
-            self._wake.set()
+        self._dues.mark(key, due or Due())
+
+    def _overflowed(self) -> None:
+        log.warning("directory_queue_overflowed", keys=DUE_MAX)
+        # Whatever the directory has of this life is out of date as a whole.
+        self._membership.begin_anew()
 
     # -- between the directory and the readers of this node ----------------------------------------------------------
 
@@ -216,8 +188,8 @@ class Entries:
                 found += await self._remove(items[start : start + BATCH])
         except DirectoryError as error:
             away = items[len(found) :]
-            if self._membership.is_ending and len(self.dirty) + len(away) > DIRTY_MAX:
-                raise Refusal(Code.NOT_READY, f"{DIRTY_MAX} removals wait to be told already: {error}") from error
+            if not self._dues.has_room(len(away)):
+                raise Refusal(Code.NOT_READY, f"{DUE_MAX} removals wait to be told already: {error}") from error
             gone: list[tuple[str, int]] = []
             for key, generation in away:
                 replica = self._master.table.current.get(key)
@@ -248,9 +220,9 @@ class Entries:
     async def run(self) -> None:
         """Tell what is due, until cancelled."""
         while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self.dirty and self._membership.is_serving:
+            await self._dues.wake.wait()
+            self._dues.wake.clear()
+            while self._dues and self._membership.is_serving:
                 try:
                     await self._tell_some()
                 except DirectoryAwayError:
@@ -258,13 +230,14 @@ class Entries:
                 except (DirectoryError, Refusal, StoreError) as error:
                     log.warning("directory_not_told", error=str(error))
                     await asyncio.sleep(_PAUSE_S)
-            if self.dirty:
+            if self._dues:
                 await self._membership.heard(_PAUSE_S)
-                self._wake.set()
+                self._dues.wake.set()
 
     async def tell_all(self) -> None:
         """Tell everything this node has; raises DirectoryError. What another node has won is given up here."""
         await self._tell_due()
+        self._dues.tells_all()
         generations = {replica.key: replica.generation for replica in self._master.table.current.values()}
         for replica in self._master.table.current.values():
             replica.told = False
@@ -282,7 +255,7 @@ class Entries:
             batch = keys[start : start + BATCH]
             for key, entry in zip(batch, await self._directory.lookup(batch), strict=True):
                 replica = self._master.table.current.get(key)
-                if replica is None or key in self.dirty:
+                if replica is None or key in self._dues:
                     continue  # it has changed since, and is told as such
                 count += not any(
                     (h.node, h.incarnation, h.generation, h.is_owner)
@@ -293,16 +266,14 @@ class Entries:
 
     async def _tell_due(self) -> None:
         """Tell what is due now, though not what becomes due meanwhile."""
-        for _ in range(0, len(self.dirty), BATCH):
+        for _ in range(0, len(self._dues), BATCH):
             await self._tell_some()
 
     async def _tell_some(self) -> None:
         """Bring up to *BATCH* keys up to date."""
-        batch = dict(islice(self.dirty.items(), BATCH))
+        batch = self._dues.first(BATCH)
         await self._tell(batch)
-        for key, due in batch.items():
-            if self.dirty.get(key) is due:
-                del self.dirty[key]
+        self._dues.told(batch)
         self._settle()
 
     async def _tell(self, batch: dict[str, Due]) -> None:
@@ -407,7 +378,7 @@ class Entries:
         """What `stats` shows of them."""
         return {
             "state": self._directory.state,
-            "queued": self.queued,
+            "queued": len(self._dues),
             "conflicts": self.conflicts,
             "losers": self.losers.facts(),
             "differences": self.differences,

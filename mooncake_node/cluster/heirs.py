@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from mooncake_node.cluster.entries import BATCH, Due, Entries
+from mooncake_node.cluster.dues import Due
+from mooncake_node.cluster.entries import BATCH, Entries
 from mooncake_node.cluster.holdings import found_at, holding_of, live_holdings
 from mooncake_node.cluster.membership import Membership
 from mooncake_node.core.master import Master

@@ -13,7 +13,8 @@ from mooncake_client import wire
 from mooncake_client.codes import Code
 from mooncake_client.errors import StoreError
 from mooncake_node.cluster.changes import Changes
-from mooncake_node.cluster.entries import Due, Entries
+from mooncake_node.cluster.dues import Due
+from mooncake_node.cluster.entries import Entries
 from mooncake_node.cluster.far_scan import FarScan
 from mooncake_node.cluster.holdings import live_holdings
 from mooncake_node.cluster.membership import Membership

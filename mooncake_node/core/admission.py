@@ -226,8 +226,8 @@ class Admission:
             self._objects.abandon(into)
         else:
             self._objects.set_in_quarantine(into)
-        if self._table.quarantine_nbytes + loading.nbytes > self._config.quarantine_nbytes_max:
-            again = None
+        if not quiesced and self._table.quarantine_nbytes + loading.nbytes > self._config.quarantine_nbytes_max:
+            again = None  # it might end there too
         if self._is_wanted(loading):
             self._take_from(loading, again, failure, now_ns)
         else:

@@ -64,6 +64,14 @@ class Extents:
         self._carve(start, end, taken, ngranules)
         return taken
 
+    def reserve_row(self, count: int, ngranules: int) -> int | None:
+        """Take *count* runs of *ngranules*, side by side, each to be freed by itself; where the first begins."""
+        start = self.reserve(count * ngranules)
+        if start is not None:
+            for at in range(start + ngranules, start + count * ngranules, ngranules):
+                self._starts[at] = _LIVE
+        return start
+
     def take(self, start: int, ngranules: int) -> bool:
         """Take exactly that run; False, and nothing is taken, if not all of it is free."""
         end = self._starts.find(_LIVE, start)

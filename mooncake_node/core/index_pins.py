@@ -34,6 +34,11 @@ class IndexPins:
         if replica.record < 0:
             self.count_unlisted(1)
 
+    def publish_many(self, replicas: Sequence[Replica]) -> None:
+        """`publish` for each of *replicas*, this node's own."""
+        self.readers.list_many(replicas)
+        self.count_unlisted(sum(replica.record < 0 for replica in replicas))
+
     def promote(self, replica: Replica) -> None:
         """*replica*, which was secondary, is this node's own."""
         self.readers.list(replica)

@@ -70,6 +70,15 @@ class Lists:
         pair.inactive[replica.replica_id] = replica
         pair.nbytes += replica.nbytes
 
+    def enter_many(self, replicas: Sequence[Replica], rank: Rank) -> None:
+        """`enter`, in that order."""
+        pair = self._pairs[rank]
+        for replica in replicas:
+            replica.rank = rank
+            replica.shelf = Shelf.INACTIVE
+            pair.inactive[replica.replica_id] = replica
+            pair.nbytes += replica.nbytes
+
     def leave(self, replica: Replica, to: Shelf = Shelf.NONE) -> None:
         """Take *replica* off whatever list it is in."""
         if replica.shelf in (Shelf.INACTIVE, Shelf.ACTIVE):

@@ -5,10 +5,11 @@ to `jobs`; the shell empties both after each call. A method that may have to wai
 outcome comes through the outbox exactly once, unless the waiter is cancelled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mooncake_client.codes import Code
 from mooncake_node.core.admission import Admission
+from mooncake_node.core.bulk import Bulk
 from mooncake_node.core.config import MasterConfig
 from mooncake_node.core.disk import Disk
 from mooncake_node.core.generations import GenerationClock
@@ -45,6 +46,7 @@ class Master:
         self.reclaim = Reclaim(config, self.objects)
         self.sessions: dict[int, Session] = {}
         self.admission = Admission(config, self.objects, self.reclaim, self.sessions)
+        self.bulk = Bulk(config, self.objects, self.admission)
         self.waiting = self.admission.waiting
         # What others than the caller are to be told.
         self.outbox: list[tuple[Waiter, Outcome]] = self.admission.outbox
@@ -130,6 +132,16 @@ class Master:
         self.objects.publish_placed(replica, now_ns)
         self.admission.lost.pop(replica.key, None)
         self._changed(replica.key, now_ns)
+
+    def place_all(self, session: Session, puts: Sequence[Put], now_ns: int) -> list[Replica] | None:
+        """`place` for many in one step; None: each is to be placed by itself. Then `publish_all`, as there."""
+        for put in puts:
+            self._check_put(session, put)
+        return self.bulk.place(puts, now_ns)
+
+    def publish_all(self, replicas: Sequence[Replica], now_ns: int) -> None:
+        """`put_end` of what `place_all` gave."""
+        self.bulk.publish(replicas, now_ns)
 
     def put_end_and_acquire(self, session: Session, replica_id: int, now_ns: int) -> Handle:
         """`put_end`, and a handle for the caller in the same step, so that nothing can come in between."""
@@ -418,16 +430,19 @@ class Master:
 
     def next_deadline_ns(self, now_ns: int) -> int | None:
         """When `tick` has something to do; 0: at once."""
-        head = self.waiting.head
-        if self.objects.index.sweep_due or self.waiting.moved_up or self.reclaim.is_due(head, now_ns):
+        if self.objects.index.sweep_due or self.waiting.moved_up:
             return 0
-        deadlines = (
+        earliest_ns = self.reclaim.due_at_ns(self.waiting.head, now_ns)
+        if earliest_ns == 0:
+            return 0
+        for deadline_ns in (
             self.waiting.next_deadline_ns(),
             self.objects.leases.next_expiry_ns(),
             self.pins.next_deadline_ns(),
-            self.reclaim.retry_at_ns(head, now_ns),
-        )
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        ):
+            if deadline_ns is not None and (earliest_ns is None or deadline_ns < earliest_ns):
+                earliest_ns = deadline_ns
+        return earliest_ns
 
     def tick(self, now_ns: int) -> None:
         """Do what is due: answer those whose time is up, end leases and pins, reclaim a little, try those who wait."""

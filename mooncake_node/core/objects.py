@@ -3,7 +3,7 @@
 Every method is one whole step of one replica's life. Who may take it, and who waits for it, is the master's business.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -95,6 +95,21 @@ class Objects:
         """`publish` of what `place` gave."""
         self.pins.reserve(replica)
         self._published(replica, self.table.publish_placed(replica), now_ns)
+
+    def place_many(self, puts: Sequence[Put], offsets: Sequence[int], now_ns: int) -> list[Replica]:
+        """`place` for each."""
+        make, next_generation = self._make, self.clock.next
+        return [
+            make(put.key, next_generation(now_ns), put.nbytes, put.kind, offset, now_ns)
+            for put, offset in zip(puts, offsets, strict=True)
+        ]
+
+    def publish_many(self, replicas: Sequence[Replica]) -> None:
+        """`publish_placed` for each of *replicas*, which have no contract and replace nothing."""
+        self.table.publish_new(replicas)
+        self.index.publish_many(replicas)
+        if replicas[0].nbytes:
+            self.lists.enter_many(replicas, Rank.PLAIN)
 
     def _published(self, replica: Replica, replaced: Replica | None, now_ns: int) -> None:
         self.pins.start(replica, now_ns)

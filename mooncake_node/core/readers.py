@@ -16,6 +16,10 @@ class Readers(Protocol):
         """It is readable from here on. Sets `record`: negative if it has no place in the index."""
         ...
 
+    def list_many(self, replicas: Sequence[Replica]) -> None:
+        """`list`, for each."""
+        ...
+
     def hide(self, replica: Replica) -> bool:
         """Nobody can pin it any more, who has not by now. True if somebody may have: ask `pinned`."""
         ...
@@ -81,6 +85,9 @@ class NoReaders:
     pins = hits = 0
 
     def list(self, replica: Replica) -> None:
+        """See Readers."""
+
+    def list_many(self, replicas: Sequence[Replica]) -> None:
         """See Readers."""
 
     def hide(self, _replica: Replica) -> bool:

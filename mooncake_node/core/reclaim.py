@@ -76,8 +76,13 @@ class Reclaim:
             self._note_leases(now_ns)
         return offset
 
-    def is_due(self, head: Waiter | None, now_ns: int) -> bool:
-        """Whether a pass in the background would do any good; *head*: the first in the queue for room."""
+    def due_at_ns(self, head: Waiter | None, now_ns: int) -> int | None:
+        """When a pass in the background would do any good; 0: now. *head*: the first in the queue for room."""
+        if head is None and self._short_nbytes() <= 0:
+            return None
+        return 0 if self._is_due(head, now_ns) else self._retry_at_ns(head, now_ns)
+
+    def _is_due(self, head: Waiter | None, now_ns: int) -> bool:
         ranks = self._ranks(now_ns)
         if self._head_nbytes(head) > 0:
             with self._objects.set_aside(self._replaced_by(head.put if head is not None else None)):
@@ -107,7 +112,7 @@ class Reclaim:
         self._objects.evict(window.victims, now_ns)
         self.windows.gather()
 
-    def retry_at_ns(self, head: Waiter | None, now_ns: int) -> int | None:
+    def _retry_at_ns(self, head: Waiter | None, now_ns: int) -> int | None:
         """When the tier may be tried again, if that is what room waits for."""
         blocked_until_ns = self._objects.disk.blocked_until_ns
         wants = (self._head_nbytes(head) > 0 or self._short_nbytes() > 0) and self._lists.any_of((Rank.PINNED,))

@@ -49,6 +49,25 @@ class Space:
         assert nbytes > 0
         return self._slabs.reserve(-(-nbytes // SLOT_ALIGN_BYTES) * SLOT_ALIGN_BYTES)
 
+    def reserve_many(self, count: int, nbytes: int) -> list[int] | None:
+        """Offsets of room for *count* objects of *nbytes* each, or None if there is not room for all of them."""
+        if nbytes > SLOT_BYTES_MAX:
+            ngranules = -(-nbytes // GRANULE_BYTES)
+            start = self._extents.reserve_row(count, ngranules)
+            if start is None:
+                return None
+            step = ngranules * GRANULE_BYTES
+            return list(range(start * GRANULE_BYTES, start * GRANULE_BYTES + count * step, step))
+        offsets: list[int] = []
+        for _ in range(count):
+            offset = self.reserve(nbytes)
+            if offset is None:
+                for taken in offsets:
+                    self.free(taken, nbytes)
+                return None
+            offsets.append(offset)
+        return offsets
+
     def free(self, offset: int, nbytes: int) -> None:
         """Take back what `reserve(nbytes)` returned as *offset*. A double free is our bug."""
         if nbytes > SLOT_BYTES_MAX:

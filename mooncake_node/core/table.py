@@ -4,6 +4,8 @@ The only place where a replica's state changes, by the one table of allowed move
 references (`sessions`), room (`space`) or who waits (`waiting`).
 """
 
+from collections.abc import Iterable
+
 from mooncake_node.core.replica import MOVES, Replica, ReplicaState
 
 _WRITING, _COMPLETE, _ISOLATED, _STASHED, _DOOMED, _QUARANTINED, _ON_DISK, _GONE = ReplicaState
@@ -63,6 +65,14 @@ class MetaMap:
         replaced = self.current.get(replica.key)
         self.current[replica.key] = replica
         return replaced
+
+    def publish_new(self, replicas: Iterable[Replica]) -> None:
+        """`publish_placed` for several whose keys are not there."""
+        current = self.current
+        for replica in replicas:
+            assert replica.state is _WRITING
+            replica.state = _COMPLETE
+            current[replica.key] = replica
 
     def publish_loaded(self, replica: Replica) -> Replica:
         """WRITING → COMPLETE: in memory again. Returns the one on disk alone, which is GONE now."""

@@ -41,6 +41,12 @@ class SharedReaders:
         """See Readers."""
         replica.record = self._index.add(replica)
 
+    def list_many(self, replicas: Sequence[Replica]) -> None:
+        """See Readers."""
+        add = self._index.add
+        for replica in replicas:
+            replica.record = add(replica)
+
     def hide(self, replica: Replica) -> bool:
         """See Readers."""
         if replica.record < 0:

@@ -15,6 +15,7 @@ from mooncake_client.errors import StoreError
 from mooncake_client.faults import FaultTable
 from mooncake_node.core.master import Master
 from mooncake_node.core.refusal import Refusal
+from mooncake_node.core.replica import PLAIN
 from mooncake_node.core.scan import Scan
 from mooncake_node.core.sessions import Handle
 from mooncake_node.core.waiting import Waiter, Want
@@ -25,6 +26,8 @@ from mooncake_node.server.translate import MS_NS, failure, grant, outcome_item, 
 
 # Objects looked at before other requests get their turn: about 1 ms.
 SLICE_COUNT = 1000
+# From so many puts in one message on, they are tried in one step.
+_TOGETHER_MIN = 8
 
 Ticket = tuple[Pending, int, Send]
 
@@ -223,6 +226,29 @@ class Service:
     def _put_bytes(self, client: Client, request: wire.PutBytes, now_ns: int) -> wire.Message | None:
         check_batch(request.puts)
         check_carried(request)
+        items = self._put_together(client, request, now_ns)
+        if items is None:
+            items = self._put_one_by_one(client, request, now_ns)
+        return self._when_on_disk(client, wire.PutEnded(request.request_id, items))
+
+    def _put_together(self, client: Client, request: wire.PutBytes, now_ns: int) -> list[Any] | None:
+        """All of them in one step of the core, if it can; else None, and nothing has been done."""
+        if len(request.puts) < _TOGETHER_MIN:
+            return None
+        try:
+            replicas = self.master.place_all(client.session, [put_of(spec) for spec in request.puts], now_ns)
+        except Refusal:
+            return None
+        if replicas is None:
+            return None
+        store = self._store
+        for replica, data in zip(replicas, request.data, strict=True):
+            store(replica.offset, data)
+        self.master.publish_all(replicas, now_ns)
+        scope = PLAIN.scope
+        return [wire.Published(replica.generation, replica.nbytes, scope) for replica in replicas]
+
+    def _put_one_by_one(self, client: Client, request: wire.PutBytes, now_ns: int) -> list[Any]:
         master, session, store = self.master, client.session, self._store
         items: list[wire.Published | wire.Failure | wire.Deferred] = []
         for spec, data in zip(request.puts, request.data, strict=True):
@@ -236,7 +262,7 @@ class Service:
                     items.append(wire.Published(replica.generation, replica.nbytes, replica.contract.scope))
             except Refusal as refusal:
                 items.append(failure(refusal))
-        return self._when_on_disk(client, wire.PutEnded(request.request_id, items))
+        return items
 
     def _put_end(self, client: Client, request: wire.PutEnd, now_ns: int) -> wire.Message | None:
         check_batch(request.replica_ids)

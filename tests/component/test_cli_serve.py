@@ -83,7 +83,7 @@ def test_every_wrong_setting_is_a_line_and_nothing_starts(node):
         ("--set", "clients_max"),
         ("--set", "name=a", "--name", "b"),
         ("--set", "clients_max=1", "--set", "clients_max=2"),
-        ("--directory", "valkey://h"),
+        ("--directory", "http://h"),
         ("stray",),
     ],
 )

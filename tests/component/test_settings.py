@@ -69,6 +69,10 @@ def test_every_setting_can_come_from_file_environment_and_flag(key, toml):
         "offload_dir": "/o",
         "offload_unpinned": "true",
         "offload_durable": "true",
+        "listen": "10.0.0.7:7400",
+        "directory": "valkey://10.0.0.1:6379/0",
+        "cluster_secret_file": __file__,
+        "node_ttl": "5",
     }
     text = texts.get(key, "3")
     values = {

@@ -68,8 +68,8 @@ def pass_round(topology: SimpleNamespace, nbytes: int, *, make: str = "pattern('
         assert place21[:2] != place11[:2]
     after = cluster.stats(2)
     assert after["load"]["local_copies"] - before["load"]["local_copies"] == 1
-    crossed = "received_nbytes"
-    assert after["cluster"]["plane"][crossed] - before["cluster"]["plane"][crossed] == nbytes
+    crossed = [stats["cluster"]["copies"]["bytes_copied"] for stats in (before, after)]
+    assert crossed[1] - crossed[0] == nbytes
     assert cluster.held_by("k") == {"n1": True, "n2": False}
 
     assert w22.run("c.remove('k')") is True

@@ -14,7 +14,8 @@ from tests.support.cluster import MIB, Cluster
 
 @pytest.fixture(scope="module")
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    flags = ("--faults", "--set", "node_ttl=1s")
+    # So long that no life lapses here: what comes of that is `test_directory_lives`.
+    flags = ("--faults", "--set", "node_ttl=10s")
     with Cluster(tmp_path_factory.mktemp("replay"), *flags, count=2, pool_size="16MiB") as cluster:
         yield cluster
 
@@ -46,14 +47,16 @@ def paused(cluster: Cluster) -> Iterator[None]:
         cluster.valkey.resume()
     for number in (1, 2):
         eventually(lambda number=number: state(cluster, number) == "up", "it to be back")
-    cluster.await_members()
     # Not more than that: losers that are kept have lost their names.
     eventually(lambda: all(cluster.stats(n)["directory"]["queued"] == 0 for n in (1, 2)), "all to be told")
     eventually(lambda: not cluster.differences(), "nodes and directory to agree")
 
 
 def state(cluster: Cluster, number: int) -> str:
-    return str(cluster.stats(number)["directory"]["state"])
+    """As seen by a call that is made now."""
+    with cluster.client(number) as client:
+        client.exists("whatever")
+        return str(client.stats()["directory"]["state"])
 
 
 def entry(cluster: Cluster, key: str) -> list[Holding]:

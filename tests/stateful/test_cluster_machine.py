@@ -1,7 +1,7 @@
 """Several local masters and a directory: whatever comes late, twice, in another order or never, nobody is served what
 was removed, replaced or cleared before they asked (SPEC 6, rules 1, 2, 4, 6, 8).
 
-The masters are real, and so is the directory's model in memory; the shell between them is in `cluster`.
+The masters are real, and so is the directory's model in memory; the shell between them is in `cluster` and `cluster_node`.
 """
 
 import pytest
@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from mooncake_node.core.replica import ReplicaState
 from mooncake_node.core.waiting import PutMode
-from tests.stateful.cluster import LEASE_TTL, MS, Cluster
+from tests.stateful.cluster import MS, Cluster
+from tests.stateful.cluster_node import LEASE_TTL, Node
 
 NODES = ("n1", "n2", "n3")
 nodes = st.sampled_from(NODES)
@@ -35,7 +36,7 @@ def step(weight=1, **arguments):
 class ClusterMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.cluster = Cluster()
+        self.cluster = Cluster(Node)
         for name in NODES:
             self.cluster.join(name)
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import numpy
+import numpy as np
 import redis
 
 from mooncake_client import Client, ObjectInfo, StoreError, operations
@@ -178,7 +178,7 @@ class Cluster:
         """A client of that node in a process of its own, which has `place` too."""
         worker = Worker(self.nodes[number].socket, **kwargs)
         self.workers.append(worker)
-        worker.run("import numpy\n" + inspect.getsource(place))
+        worker.run("import numpy as np\n" + inspect.getsource(place))
         return worker
 
     def has_answered(self, worker: Worker) -> bool:
@@ -335,7 +335,7 @@ class Cluster:
 
 def place(view):  # type: ignore[no-untyped-def]
     """Which file's bytes a view shows, and where in it: equal in two processes, it is the same physical memory."""
-    address = numpy.frombuffer(view, dtype=numpy.uint8).ctypes.data
+    address = np.frombuffer(view, dtype=np.uint8).ctypes.data
     with open("/proc/self/maps") as maps:  # noqa: PTH123
         for line in maps:
             span, _, offset, device, inode, *_ = line.split()
