@@ -1,7 +1,8 @@
 """Several local masters and a directory: whatever comes late, twice, in another order or never, nobody is served what
 was removed, replaced or cleared before they asked (SPEC 6, rules 1, 2, 4, 6, 8).
 
-The masters are real, and so is the directory's model in memory; the shell between them is in `cluster` and `cluster_node`.
+The masters are real, and so is the directory's model in memory; the shell between them is in `cluster`, `cluster_node`
+and `cluster_lives`.
 """
 
 import pytest
