@@ -142,7 +142,7 @@ class _Load:
 
     def _read_remotely(self, key: str) -> None:
         try:
-            replica, token = self._master.get_replica_list(key, self._now_ns)
+            replica, token = self._master.peers.get_replica_list(key, self._now_ns)
         except Refusal:
             return
         kind = self._random.random()
@@ -153,7 +153,7 @@ class _Load:
         else:  # never
             return
         replica_id = replica.replica_id
-        self._at(after_s, lambda: self._master.release_lease(key, replica_id, token, self._now_ns))
+        self._at(after_s, lambda: self._master.peers.release_lease(key, replica_id, token, self._now_ns))
 
     def _read_here(self, key: str) -> None:
         try:

@@ -104,7 +104,7 @@ class Answers:
     async def _release_leases(self, _peer: str, request: messages.ReleaseLeases) -> Message:
         now_ns = time.monotonic_ns()
         for key, replica_id, token in request.items:
-            self._master.release_lease(key, replica_id, token, now_ns)
+            self._master.peers.release_lease(key, replica_id, token, now_ns)
         self._changes.settle()
         return wire.Done(request.request_id)
 
@@ -112,7 +112,7 @@ class Answers:
         await self._points.hit("PeerBeforeDrop")
         now_ns = time.monotonic_ns()
         for key, generation in request.items:
-            self._master.drop(key, generation, now_ns, is_replaced=request.is_replaced)
+            self._master.peers.drop(key, generation, now_ns, is_replaced=request.is_replaced)
         await self._changes.on_disk()
         await self._points.hit("PeerAfterDrop")
         return wire.Done(request.request_id)

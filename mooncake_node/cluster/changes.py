@@ -79,7 +79,7 @@ class Changes:
         for key, entry in zip(keys, found, strict=True):
             was_there = bool(live_holdings(entry, self._membership, self._master.clear_epoch))
             if entry.holdings:
-                self._master.drop(key, entry.holdings[0].generation, now_ns)
+                self._master.peers.drop(key, entry.holdings[0].generation, now_ns)
             current = self._master.table.current.get(key)
             if current is not None and current.owner is None and not current.told:
                 # Only this node knows of it: put with scope "node", or while the directory was away.
@@ -178,7 +178,7 @@ class Changes:
         node = await self.owner_of(key)
         if node == self._membership.me.name and current is not None and current.owner is not None:
             # The directory has made this node the owner, since the one before has dropped its replica.
-            self._master.promote(current)
+            self._master.peers.promote(current)
             await self.pin_here(key, softpin=softpin, ttl_ms=ttl_ms)
             return
         if node is None:

@@ -134,7 +134,7 @@ class Cluster:
         """The local master and who answers clients; before the first request of anybody."""
         membership, links, points, tasks = self.membership, self._links, self._points, self._tasks
         master.clear_epoch = membership.clear_epoch
-        master.serve_secondaries_until(self._served_until_ns)
+        master.peers.serve_secondaries_until(self._served_until_ns)
         self._master, self._service = master, service
         fan_out = FanOut(links, membership, points, tasks)
         self._entries = entries = Entries(self._directory, membership, master, fan_out, service.settle)
@@ -308,7 +308,7 @@ class Cluster:
     def _served_until(self, until_ns: int) -> None:
         self._served_until_ns = until_ns
         if self._master is not None:
-            self._master.serve_secondaries_until(until_ns)
+            self._master.peers.serve_secondaries_until(until_ns)
 
     def _free_bytes(self) -> int:
         return 0 if self._master is None else self._master.space.bytes_free

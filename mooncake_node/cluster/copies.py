@@ -150,7 +150,7 @@ class Copies:
             self._settle()
 
     def _located(self, errand: Locate, found: Found | None, refusal: Refusal) -> None:
-        self._master.located(errand.loading, found, refusal, time.monotonic_ns())
+        self._master.peers.located(errand.loading, found, refusal, time.monotonic_ns())
 
     def _found(self, entry: Entry, before: Sources | None) -> Found | None:
         """What other nodes have; *before*: how the load that asks has fared."""
@@ -231,7 +231,7 @@ class Copies:
             self._heirs.is_due |= into.owner is not None and into.owner not in self._membership.others
         else:
             log.info("copy_failed", key=into.key, error=failure.message, again=again is not None)
-        self._master.pull_done(
+        self._master.peers.pull_done(
             into, failure, time.monotonic_ns(), again=again, from_disk=from_disk, quiesced=ticket is None
         )
         current = self._master.table.current.get(into.key)
@@ -244,7 +244,7 @@ class Copies:
 
     async def _quiesce(self, into: Replica, ticket: Ticket) -> None:
         await ticket.quiesced()
-        self._master.pull_quiesced(into, time.monotonic_ns())
+        self._master.peers.pull_quiesced(into, time.monotonic_ns())
         self._settle()
 
     async def _lease(self, into: Replica, source: Holding) -> ReplicaItem:

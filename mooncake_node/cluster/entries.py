@@ -163,7 +163,7 @@ class Entries:
     def _renumber(self, replica: Replica, newest: int) -> None:
         # Unless it was given up meanwhile.
         if self._master.table.writing.get(replica.key) is replica:
-            self._master.renumber(replica, newest, time.monotonic_ns())
+            self._master.peers.renumber(replica, newest, time.monotonic_ns())
 
     async def withdraw(self, errands: Sequence[Withdraw]) -> None:
         """Take replicas out of the directory that have lost their names here; then their memory goes."""
@@ -177,7 +177,7 @@ class Entries:
         finally:
             for errand in errands:
                 if errand.is_held:
-                    self._master.withdrawn(errand.replica, time.monotonic_ns())
+                    self._master.peers.withdrawn(errand.replica, time.monotonic_ns())
             self._settle()
 
     async def remove(self, items: Sequence[tuple[str, int | None]]) -> list[Entry]:

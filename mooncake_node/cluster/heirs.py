@@ -68,5 +68,5 @@ class Heirs:
         if self._master.table.current.get(replica.key) is not replica:
             self._entries.mark(replica.key, Due(replica.generation))
         elif replica.owner is not None:
-            self._master.promote(replica)
+            self._master.peers.promote(replica)
             log.info("object_inherited", key=replica.key, owner=owner.node)

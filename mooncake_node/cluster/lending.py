@@ -87,7 +87,7 @@ class Lending:
             if small.checksum < 0:
                 small.checksum = xxhash.xxh3_64_intdigest(data)
             return self._item(small, 0, 0, small.checksum, data)
-        replica, token = self._master.get_replica_list(key, now_ns)
+        replica, token = self._master.peers.get_replica_list(key, now_ns)
         self._settle()
         if replica.state is ReplicaState.ON_DISK:
             return self._item(replica, 0, 0, _record(replica).xxh3)
@@ -103,13 +103,13 @@ class Lending:
             yield self._from_disk(key, generation)
             return
         try:
-            replica = self._master.lend(key, replica_id, generation, lease_token, time.monotonic_ns())
+            replica = self._master.peers.lend(key, replica_id, generation, lease_token, time.monotonic_ns())
         except Refusal as refusal:
             raise RefusedError(refusal.message) from refusal
         try:
             yield _MemoryLoan(self._room.view(replica.offset, replica.nbytes))
         finally:
-            self._master.give_back(replica, time.monotonic_ns())
+            self._master.peers.give_back(replica, time.monotonic_ns())
             self._settle()
 
     def _from_disk(self, key: str, generation: int) -> Loan:
@@ -135,7 +135,7 @@ class Lending:
                 replica.checksum = await asyncio.to_thread(xxhash.xxh3_64_intdigest, view)
         finally:
             del self._checksums[replica.replica_id]
-            self._master.give_back(replica, time.monotonic_ns())
+            self._master.peers.give_back(replica, time.monotonic_ns())
             self._settle()
 
     def _item(

@@ -27,7 +27,7 @@ class Losers:
         """Let them go: all, or that one; how many that were."""
         chosen = [name for name in self._kept if key is None or name == (key, generation)]
         for name in chosen:
-            self._master.give_back(self._kept.pop(name), time.monotonic_ns())
+            self._master.peers.give_back(self._kept.pop(name), time.monotonic_ns())
         return len(chosen)
 
     def facts(self) -> list[dict[str, object]]:

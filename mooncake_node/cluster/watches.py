@@ -67,7 +67,7 @@ class Watches:
     def appeared(self, keys: Iterable[str]) -> None:
         """Another node has these now."""
         for key in keys:
-            self._master.appeared(key)
+            self._master.peers.appeared(key)
         self._settle()
 
     async def _ask(self, node: str, keys: list[str]) -> None:

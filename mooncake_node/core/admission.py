@@ -128,6 +128,16 @@ class Admission:
         replica = self._table.current.get(key)
         return replica is not None and (replica.owner is None or now_ns < self.secondaries_until_ns)
 
+    def readable(self, key: str, now_ns: int) -> Replica:
+        """See Master.readable."""
+        replica = self._table.current.get(key)
+        if replica is not None:
+            self.check_served(replica, now_ns)
+            return replica
+        if key in self._table.writing:
+            raise Refusal(Code.NOT_READY, "being written")
+        raise self.missing(key)
+
     def check_served(self, replica: Replica, now_ns: int) -> None:
         """Refuse a secondary replica while this node is cut off: it may be removed elsewhere."""
         if replica.owner is not None and now_ns >= self.secondaries_until_ns:
@@ -272,6 +282,14 @@ class Admission:
         return self.missing(key)
 
     # -- those who wait --------------------------------------------------------------------------------------------
+
+    def changed(self, key: str, now_ns: int) -> None:
+        """*key* has another readable replica than before, or none."""
+        if key in self.loads.by_key:
+            self.end_load(key)
+        if key in self.waiting.by_key:
+            self.settle_key(key, now_ns)
+        self.retry(now_ns)
 
     def settle_key(self, key: str, now_ns: int) -> None:
         """What can be read or written of *key* has changed: answer those who waited for that."""

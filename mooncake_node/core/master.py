@@ -12,9 +12,11 @@ from mooncake_node.core.admission import Admission
 from mooncake_node.core.bulk import Bulk
 from mooncake_node.core.config import MasterConfig
 from mooncake_node.core.disk import Disk
+from mooncake_node.core.eviction import Eviction
 from mooncake_node.core.generations import GenerationClock
-from mooncake_node.core.jobs import Amend, Errand, Found, Job, Loading
+from mooncake_node.core.jobs import Amend, Errand, Job
 from mooncake_node.core.objects import Objects
+from mooncake_node.core.peering import Peering
 from mooncake_node.core.readers import NoReaders, Readers
 from mooncake_node.core.reclaim import Reclaim
 from mooncake_node.core.refusal import Refusal
@@ -43,10 +45,12 @@ class Master:
         self.table = self.objects.table
         self.space = self.objects.space
         self.pins = self.objects.pins
-        self.reclaim = Reclaim(config, self.objects)
+        self.eviction = Eviction(config, self.objects)
+        self.reclaim = Reclaim(config, self.objects, self.eviction)
         self.sessions: dict[int, Session] = {}
         self.admission = Admission(config, self.objects, self.reclaim, self.sessions)
         self.bulk = Bulk(config, self.objects, self.admission)
+        self.peers = Peering(self.objects, self.admission)
         self.waiting = self.admission.waiting
         # What others than the caller are to be told.
         self.outbox: list[tuple[Waiter, Outcome]] = self.admission.outbox
@@ -112,7 +116,7 @@ class Master:
         del session.reservations[replica_id]
         self.objects.publish(replica, now_ns)
         self.admission.lost.pop(replica.key, None)
-        self._changed(replica.key, now_ns)
+        self.admission.changed(replica.key, now_ns)
         return replica
 
     def place(self, session: Session, put: Put, now_ns: int) -> Replica | None:
@@ -131,7 +135,7 @@ class Master:
         """`put_end` of what `place` gave."""
         self.objects.publish_placed(replica, now_ns)
         self.admission.lost.pop(replica.key, None)
-        self._changed(replica.key, now_ns)
+        self.admission.changed(replica.key, now_ns)
 
     def place_all(self, session: Session, puts: Sequence[Put], now_ns: int) -> list[Replica] | None:
         """`place` for many in one step; None: each is to be placed by itself. Then `publish_all`, as there."""
@@ -187,34 +191,12 @@ class Master:
 
     def readable(self, key: str, now_ns: int) -> Replica:
         """The readable replica of *key*, without a reference and without touching recency."""
-        replica = self.table.current.get(key)
-        if replica is not None:
-            self.admission.check_served(replica, now_ns)
-            return replica
-        if key in self.table.writing:
-            raise Refusal(Code.NOT_READY, "being written")
-        raise self.admission.missing(key)
+        return self.admission.readable(key, now_ns)
 
     def unpinned(self, now_ns: int) -> None:
         """A reader by the shared index has let go of something that somebody waits for."""
         self.objects.sweep(now_ns)
         self.admission.retry(now_ns)
-
-    # -- leases --------------------------------------------------------------------------------------------------
-
-    def get_replica_list(self, key: str, now_ns: int) -> tuple[Replica, int]:
-        """The replica of *key*, and the token of a lease on its memory; 0 if it is on disk, where nothing is leased."""
-        replica = self.readable(key, now_ns)
-        if replica.state is ReplicaState.ON_DISK:
-            return replica, 0
-        return replica, self.objects.lease(replica, now_ns)
-
-    def release_lease(self, key: str, replica_id: int, token: int, now_ns: int) -> None:
-        """A remote reader needs its lease no more. A hint: what fits no running lease changes nothing."""
-        replica = self.objects.leases.find(replica_id)
-        if replica is not None and replica.key == key:
-            self.objects.release_lease(replica, token, now_ns)
-            self.admission.retry(now_ns)
 
     # -- remove --------------------------------------------------------------------------------------------------
 
@@ -228,35 +210,8 @@ class Master:
             self.admission.lost.pop(key, None)
             return False
         self.objects.remove(replica, now_ns)
-        self._changed(key, now_ns)
+        self.admission.changed(key, now_ns)
         return True
-
-    def drop(self, key: str, generation: int, now_ns: int, *, is_replaced: bool = False) -> bool:
-        """*generation* of *key* and all before it were removed or replaced, and the directory has them no more.
-
-        False if there was none of them here. A put under way is not touched, since what it makes is newer, unless it
-        makes that generation: the directory has had it, and only its end is missing here. *is_replaced*: there is a
-        newer one on another node, which those get who wait for a copy.
-        """
-        self.objects.clock.observe(generation)
-        replica = self.table.current.get(key)
-        loading = self.admission.loads.by_key.get(key)
-        writing = self.table.writing.get(key)
-        is_there = replica is not None and replica.generation <= generation
-        is_made = writing is not None and writing.generation == generation
-        is_copied = loading is not None and loading.found is not None and loading.found.generation <= generation
-        if is_made:
-            assert writing is not None
-            self.table.doom(writing)
-        if is_there:
-            assert replica is not None
-            replica.told = False
-            self.objects.remove(replica, now_ns)
-        if is_replaced and loading is not None and (is_there or is_copied):
-            self.admission.seek_anew(key, now_ns)
-        elif is_there or is_made or is_copied:
-            self._changed(key, now_ns)
-        return is_there
 
     def clear(self, now_ns: int, epoch: int | None = None) -> int:
         """Take every key away in one step: nothing put or begun before can be read from here on.
@@ -316,81 +271,13 @@ class Master:
 
     def offload_done(self, replica: Replica, record: object | None, now_ns: int) -> None:
         """An `Offload` has ended: with the tier's record of a complete copy, or with None."""
-        self.objects.offload_done(replica, record, now_ns)
+        self.eviction.offload_done(replica, record, now_ns)
         self.admission.retry(now_ns)
 
     def load_done(self, replica: Replica, failure: Refusal | None, now_ns: int, *, gone: bool = False) -> None:
         """A `Load` has ended: its room is filled, or it failed; *gone*: the copy is no more, nor will it come back."""
         self.admission.load_done(replica, failure, gone=gone, now_ns=now_ns)
         self.admission.retry(now_ns)
-
-    # -- other nodes ---------------------------------------------------------------------------------------------
-
-    def located(self, loading: Loading, found: Found | None, refusal: Refusal, now_ns: int) -> None:
-        """A `Locate` has ended: what other nodes have. None: nothing, and *refusal* is what readers are told."""
-        self.admission.located(loading, found, refusal, now_ns)
-        self.admission.retry(now_ns)
-
-    def pull_done(
-        self,
-        into: Replica,
-        failure: Refusal | None,
-        now_ns: int,
-        *,
-        again: Found | None = None,
-        from_disk: bool = False,
-        quiesced: bool = True,
-    ) -> None:
-        """A `Pull` has ended: its room is filled and the directory knows, or it failed.
-
-        *again*: where it is to be tried once more, in another room. Not *quiesced*: it may still write; then
-        `pull_quiesced` follows. If the pull was given up meanwhile the directory has to be told by the caller.
-        """
-        self.admission.pull_done(into, failure, now_ns, again=again, from_disk=from_disk, quiesced=quiesced)
-        self.admission.retry(now_ns)
-
-    def pull_quiesced(self, into: Replica, now_ns: int) -> None:
-        """Nothing is written any more into the room of a pull that had ended before."""
-        self.objects.abandon(into)
-        self.admission.retry(now_ns)
-
-    def withdrawn(self, replica: Replica, now_ns: int) -> None:
-        """A `Withdraw` has ended that held its replica."""
-        self.objects.withdrawn(replica, now_ns)
-        self.admission.retry(now_ns)
-
-    def lend(self, key: str, replica_id: int, generation: int, token: int, now_ns: int) -> Replica:
-        """A transfer to another node reads that replica, under its lease; until `give_back`."""
-        replica = self.objects.leases.find(replica_id)
-        if replica is None or replica.key != key or replica.generation != generation:
-            raise Refusal(Code.NOT_FOUND, "no such replica here any more")
-        if not self.objects.leases.is_running(replica, token, now_ns):
-            raise Refusal(Code.LEASE_EXPIRED, "the lease has ended")
-        self.objects.lend(replica)
-        return replica
-
-    def give_back(self, replica: Replica, now_ns: int) -> None:
-        """That transfer is over."""
-        self.objects.give_back(replica, now_ns)
-        self.admission.retry(now_ns)
-
-    def promote(self, replica: Replica) -> None:
-        """The owner of a secondary replica is no more, and this node was made the owner."""
-        self.objects.promote(replica)
-
-    def serve_secondaries_until(self, until_ns: int) -> None:
-        """Secondary replicas may be read up to that time; who is cut off for longer might not hear of a remove."""
-        self.admission.secondaries_until_ns = until_ns
-
-    def appeared(self, key: str) -> None:
-        """*key* is readable on another node: whoever waits for that is told."""
-        self.admission.appeared(key)
-
-    def renumber(self, replica: Replica, newest: int, now_ns: int) -> None:
-        """Give an unpublished replica a generation above *newest*, which another node has given."""
-        assert replica.state is ReplicaState.WRITING
-        self.objects.clock.observe(newest)
-        replica.generation = self.objects.clock.next(now_ns)
 
     def reserved(self, session: Session, replica_id: int) -> Replica:
         """The reservation of that client."""
@@ -419,7 +306,7 @@ class Master:
 
     def rescue(self, replica: Replica, now_ns: int) -> bool:
         """Begin to write an unsaved object to the tier, even while it is read; False if that cannot be."""
-        return self.objects.rescue(replica, now_ns)
+        return self.eviction.rescue(replica, now_ns)
 
     # -- time and waiters ----------------------------------------------------------------------------------------
 
@@ -488,14 +375,6 @@ class Master:
         self.objects.abandon(replica)
         if was_writing:
             self.admission.settle_key(replica.key, now_ns)
-
-    def _changed(self, key: str, now_ns: int) -> None:
-        """*key* has another readable replica than before, or none."""
-        if key in self.admission.loads.by_key:
-            self.admission.end_load(key)
-        if key in self.waiting.by_key:
-            self.admission.settle_key(key, now_ns)
-        self.admission.retry(now_ns)
 
 
 def _length(replica: Replica) -> int:

@@ -3,8 +3,7 @@
 Every method is one whole step of one replica's life. Who may take it, and who waits for it, is the master's business.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import msgspec
 
@@ -12,7 +11,7 @@ from mooncake_node.core.config import MasterConfig
 from mooncake_node.core.disk import Disk
 from mooncake_node.core.generations import GenerationClock
 from mooncake_node.core.index_pins import IndexPins
-from mooncake_node.core.jobs import Delete, Errand, Found, Job, Offload, Retell, Withdraw
+from mooncake_node.core.jobs import Delete, Errand, Found, Job, Retell, Withdraw
 from mooncake_node.core.leases import Leases
 from mooncake_node.core.lists import Lists
 from mooncake_node.core.pins import Pins
@@ -121,7 +120,7 @@ class Objects:
             self.retire(replaced, now_ns)
             self.index.publish(replica)
             self.index.count_unlisted(-1)
-        self._shelve(replica, now_ns)
+        self.shelve(replica, now_ns)
 
     def abandon(self, replica: Replica) -> None:
         """Free a reservation that nobody stores into any more."""
@@ -137,7 +136,7 @@ class Objects:
             self.held.count += 1
             self.held.nbytes += replica.nbytes
             if replica.shelf is not Shelf.NONE:
-                self._park(replica, by_lease=False, kept=replica.shelf is Shelf.PARKED)
+                self.park(replica, by_lease=False, kept=replica.shelf is Shelf.PARKED)
         return session.take(replica, now_ns)
 
     def let_go(self, session: Session, handle_id: int, now_ns: int) -> bool:
@@ -148,7 +147,7 @@ class Objects:
         if not replica.refs:
             self.held.count -= 1
             self.held.nbytes -= replica.nbytes
-            self._released(replica, now_ns)
+            self.released(replica, now_ns)
         return True
 
     def lease(self, replica: Replica, now_ns: int) -> int:
@@ -157,18 +156,18 @@ class Objects:
         leased = replica.leased_until_ns > now_ns
         token = self.leases.grant(replica, now_ns)
         if not leased and replica.shelf is not Shelf.NONE:
-            self._park(replica, by_lease=True, kept=replica.shelf is Shelf.PARKED)
+            self.park(replica, by_lease=True, kept=replica.shelf is Shelf.PARKED)
         return token
 
     def release_lease(self, replica: Replica, token: int, now_ns: int) -> None:
         """End a lease early; a token that is not running changes nothing."""
         if self.leases.release(replica, token, now_ns):
-            self._released(replica, now_ns)
+            self.released(replica, now_ns)
 
     def expire(self, now_ns: int) -> None:
         """End the leases and soft pins whose time has come."""
         for replica in self.leases.expire(now_ns):
-            self._released(replica, now_ns)
+            self.released(replica, now_ns)
         for replica in self.pins.expire(now_ns):
             self.contract_changed(replica)
             self._retell(replica)
@@ -180,7 +179,7 @@ class Objects:
         self.disk.judge(replica)
         if replica.shelf in (Shelf.INACTIVE, Shelf.ACTIVE):
             self.lists.leave(replica)
-            self._list(replica)
+            self.enlist(replica)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -218,40 +217,6 @@ class Objects:
         self.lists.clear()
         self.disk.spare.clear()
 
-    # -- reclaim -----------------------------------------------------------------------------------------------------
-
-    def evict(self, victims: list[Replica], now_ns: int) -> None:
-        """Let victims go that have just been taken off the lists: now, or when they are on disk."""
-        going: list[Replica] = []
-        for victim in victims:
-            is_pinned = victim.contract.softpin
-            is_spare = victim.copy is not None or victim.owner is not None
-            if is_spare or not (is_pinned or self._offload_unpinned):
-                going.append(victim)
-            elif not self._offload(victim, now_ns):
-                if is_pinned:
-                    self._list(victim)
-                else:
-                    going.append(victim)
-        for victim in self._not_pinned(going):
-            self.counters.dropped += 1
-            if victim.copy is not None:
-                self._leave_memory(victim)
-            else:
-                self.remove(victim, now_ns)
-
-    @contextmanager
-    def set_aside(self, replica: Replica | None) -> Iterator[None]:
-        """Not dropped within: it is to be replaced, and only when its successor is complete."""
-        if replica is None or replica not in self.lists or replica.rank is not Rank.PLAIN:
-            yield
-            return
-        self.lists.leave(replica)
-        try:
-            yield
-        finally:
-            self._list(replica)
-
     def sweep(self, now_ns: int) -> None:
         """Readers by the index have let go of something, or may never have had it: let go of that too."""
         for replica in self.index.sweep():
@@ -259,42 +224,7 @@ class Objects:
                 self.index.readers.unlist(replica)
             else:
                 self.index.readers.want(replica, wanted=False)
-            self._released(replica, now_ns)
-
-    def rescue(self, replica: Replica, now_ns: int) -> bool:
-        """Write a copy of a readable replica, even of one that is read; True if that was begun."""
-        if replica.copy is not None or replica.transfers or replica.state is not _COMPLETE:
-            return False
-        shelf = replica.shelf
-        self.lists.leave(replica)
-        if self._offload(replica, now_ns):
-            return True
-        replica.shelf = shelf
-        if shelf in (Shelf.INACTIVE, Shelf.ACTIVE):
-            self._list(replica)
-        return False
-
-    def offload_done(self, replica: Replica, record: object | None, now_ns: int) -> None:
-        """The outcome of an `Offload`: the tier's record of a complete copy, or None."""
-        replica.transfers -= 1
-        self.disk.writing_nbytes -= self.disk.cost(replica)
-        if self.table.current.get(replica.key) is not replica:
-            # It has lost its name meanwhile, and so has the copy, which whoever took the name has had deleted.
-            self._released(replica, now_ns)
-            return
-        self.isolated_nbytes -= footprint(replica.nbytes)
-        if record is None:
-            self.disk.failures += 1
-            self.disk.block(now_ns)
-        else:
-            self.disk.add(replica, record)
-            if not (replica.is_kept(now_ns) or replica.contract.hardpin) and self.index.take_out([replica]):
-                self._leave_memory(replica)
-                self.counters.offloaded += 1
-                return
-        self.table.take_back(replica)
-        self._shelve(replica, now_ns)
-        self.room_came_back = True  # what could not go may go now
+            self.released(replica, now_ns)
 
     # -- load --------------------------------------------------------------------------------------------------------
 
@@ -312,7 +242,7 @@ class Objects:
         self.disk.hand_over(on_disk, replica)
         self.index.publish(replica)
         self.index.withdraw(on_disk)
-        self._list(replica)
+        self.enlist(replica)
         self._retell(replica)
 
     def begin_pull(self, key: str, found: Found, offset: int, now_ns: int) -> Replica:
@@ -328,7 +258,7 @@ class Objects:
         replica.remembered, replica.softpin_until_ns = found.contract, found.softpin_until_ns
         self.table.publish_pulled(replica)
         self.index.publish(replica)
-        self._list(replica)
+        self.enlist(replica)
 
     def set_in_quarantine(self, replica: Replica) -> None:
         """The transfer into *replica* has failed and may still write."""
@@ -358,7 +288,7 @@ class Objects:
     def give_back(self, replica: Replica, now_ns: int) -> None:
         """That transfer is over."""
         replica.loans -= 1
-        self._released(replica, now_ns)
+        self.released(replica, now_ns)
 
     def withdrawn(self, replica: Replica, now_ns: int) -> None:
         """The directory has *replica* no more; it was kept for that."""
@@ -395,14 +325,15 @@ class Objects:
             self.at[offset] = replica
         return replica
 
-    def _shelve(self, replica: Replica, now_ns: int) -> None:
+    def shelve(self, replica: Replica, now_ns: int) -> None:
         """List a replica in memory, or park it while somebody reads it."""
         if replica.is_kept(now_ns) and _is_victim(replica):
             replica.shelf = Shelf.PARKED
         else:
-            self._list(replica)
+            self.enlist(replica)
 
-    def _list(self, replica: Replica) -> None:
+    def enlist(self, replica: Replica) -> None:
+        """List a replica that nobody reads, where its contract says."""
         # Not if a clear has cut it off: a victim is found by its name.
         if _is_victim(replica) and self.table.current.get(replica.key) is replica:
             rank = Rank.PLAIN
@@ -412,7 +343,8 @@ class Objects:
                 rank = Rank.PINNED
             self.lists.enter(replica, rank)
 
-    def _park(self, replica: Replica, *, by_lease: bool, kept: bool) -> None:
+    def park(self, replica: Replica, *, by_lease: bool, kept: bool) -> None:
+        """Take a replica off the lists while it is read; *kept*: it was parked before, for another reason."""
         counters = self.counters
         if kept:
             counters.parked_lease_and_ref += 1
@@ -422,7 +354,7 @@ class Objects:
             counters.parked_ref_only += 1
         self.lists.leave(replica, Shelf.PARKED)
 
-    def _released(self, replica: Replica, now_ns: int) -> None:
+    def released(self, replica: Replica, now_ns: int) -> None:
         """The last of something that kept a replica is gone: if nothing else does, it may go."""
         if replica.is_kept(now_ns):
             return
@@ -431,49 +363,11 @@ class Objects:
         elif replica.shelf is Shelf.PARKED:
             # Second chance. Only a reader sets the flag, so what nobody reads still ages.
             replica.accessed = True
-            self._list(replica)
+            self.enlist(replica)
             self.room_came_back = True
 
-    def _not_pinned(self, victims: list[Replica]) -> list[Replica]:
-        """Those that no reader by the index has pinned; the others are parked until they let go."""
-        out = self.index.take_out(victims)
-        if len(out) < len(victims):
-            for victim in victims:
-                if victim.pinned:
-                    self._park(victim, by_lease=False, kept=False)
-        return out
-
-    def _offload(self, replica: Replica, now_ns: int) -> bool:
-        cost = self.disk.cost(replica)
-        if not self.disk.takes(now_ns):
-            return False
-        if not self._make_disk_room(cost, now_ns):
-            self.disk.block(now_ns)
-            return False
-        self.disk.writing_nbytes += cost
-        self.isolated_nbytes += footprint(replica.nbytes)
-        replica.transfers += 1
-        self.table.isolate(replica)
-        self.jobs.append(Offload(replica))
-        return True
-
-    def _make_disk_room(self, nbytes: int, now_ns: int) -> bool:
-        """Give up copies of objects that are not pinned, the coldest first, until one of that cost fits; else False."""
-        disk = self.disk
-        if nbytes > disk.nbytes_max:
-            return False
-        while not disk.has_room(nbytes):
-            replica = next(iter(disk.spare.values()), None)
-            if replica is None:
-                return False
-            if replica.state is _ON_DISK:
-                self.remove(replica, now_ns)
-            else:
-                self.drop_copy(replica)
-                self.jobs.append(Delete(replica))
-        return True
-
-    def _leave_memory(self, replica: Replica) -> None:
+    def leave_memory(self, replica: Replica) -> None:
+        """A replica with a copy on disk that nobody reads is there alone from here on."""
         self.table.leave_memory(replica)
         self.disk.memory_gone(replica)
         self._free(replica)

@@ -7,6 +7,7 @@ no room reclaims at once what can go at once, and waits in the queue for what ha
 from collections import Counter
 
 from mooncake_node.core.config import MasterConfig
+from mooncake_node.core.eviction import Eviction
 from mooncake_node.core.objects import Objects
 from mooncake_node.core.replica import Rank, Replica
 from mooncake_node.core.waiting import Put, PutMode, Waiter
@@ -25,9 +26,10 @@ LEASE_BOUNDS_MS = (10, 100, 1_000, 5_000, 10_000, 20_000, 30_000)
 class Reclaim:
     """Decides when reclaim runs, how much it wants, and which victims serve a large object best."""
 
-    def __init__(self, config: MasterConfig, objects: Objects) -> None:
+    def __init__(self, config: MasterConfig, objects: Objects, eviction: Eviction) -> None:
         self._config = config
         self._objects = objects
+        self._eviction = eviction
         self._space = objects.space
         self._lists = objects.lists
         self.windows = Windows(objects)
@@ -41,7 +43,7 @@ class Reclaim:
         replaced = self._replaced_by(put)
         if replaced is None:
             return self.find_room(put.nbytes, now_ns, waiter)
-        with self._objects.set_aside(replaced):
+        with self._eviction.set_aside(replaced):
             return self.find_room(put.nbytes, now_ns, waiter)
 
     def find_room(self, nbytes: int, now_ns: int, waiter: Waiter | None = None) -> int | None:
@@ -85,14 +87,14 @@ class Reclaim:
     def _is_due(self, head: Waiter | None, now_ns: int) -> bool:
         ranks = self._ranks(now_ns)
         if self._head_nbytes(head) > 0:
-            with self._objects.set_aside(self._replaced_by(head.put if head is not None else None)):
+            with self._eviction.set_aside(self._replaced_by(head.put if head is not None else None)):
                 if self._lists.any_of(ranks):
                     return True
         return self._short_nbytes() > 0 and self._lists.has_spare(ranks, self._config.free_high_nbytes)
 
     def run(self, head: Waiter | None, now_ns: int) -> None:
         """One pass in the background."""
-        with self._objects.set_aside(self._replaced_by(head.put if head is not None else None)):
+        with self._eviction.set_aside(self._replaced_by(head.put if head is not None else None)):
             self._run(head, now_ns)
 
     def _run(self, head: Waiter | None, now_ns: int) -> None:
@@ -105,11 +107,11 @@ class Reclaim:
             return
         window = self.windows.choose(head.nbytes, ranks) if self._needs_window(head.nbytes, ranks) else None
         if window is None:
-            self._objects.evict(self._lists.isolate(head_nbytes, ranks), now_ns)
+            self._eviction.evict(self._lists.isolate(head_nbytes, ranks), now_ns)
             return
         # What is freed in it is for the head of the queue; smaller puts may have the rest.
         self.windows.keep(window, head)
-        self._objects.evict(window.victims, now_ns)
+        self._eviction.evict(window.victims, now_ns)
         self.windows.gather()
 
     def _retry_at_ns(self, head: Waiter | None, now_ns: int) -> int | None:
@@ -148,12 +150,12 @@ class Reclaim:
 
     def _restock(self, nbytes: int, ranks: tuple[Rank, ...], now_ns: int) -> None:
         """One pass for nobody in particular."""
-        self._objects.evict(self._lists.isolate(nbytes, ranks, spare_of_nbytes=self._config.free_high_nbytes), now_ns)
+        self._eviction.evict(self._lists.isolate(nbytes, ranks, spare_of_nbytes=self._config.free_high_nbytes), now_ns)
 
     def _pass_for(self, nbytes: int, ranks: tuple[Rank, ...], now_ns: int) -> None:
         """One pass for an object of that size."""
         window = self.windows.choose(nbytes, ranks) if self._needs_window(nbytes, ranks) else None
-        self._objects.evict(self._lists.isolate(nbytes, ranks) if window is None else window.victims, now_ns)
+        self._eviction.evict(self._lists.isolate(nbytes, ranks) if window is None else window.victims, now_ns)
 
     def _needs_window(self, nbytes: int, ranks: tuple[Rank, ...]) -> bool:
         """Whether neighbours have to go together: the room of the coldest alone would not do."""

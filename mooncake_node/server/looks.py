@@ -55,11 +55,11 @@ class Looks:
         return [object_info(replica, now_ns, count) for replica, count in zip(replicas, pins, strict=True)]
 
     def _get_replica_list(self, _client: Client, request: wire.GetReplicaList, now_ns: int) -> wire.Message:
-        replica, token = self.master.get_replica_list(request.key, now_ns)
+        replica, token = self.master.peers.get_replica_list(request.key, now_ns)
         return replica_list(request.request_id, replica, token, now_ns)
 
     def _release_lease(self, _client: Client, request: wire.ReleaseLease, now_ns: int) -> wire.Message:
-        self.master.release_lease(request.key, request.replica_id, request.lease_token, now_ns)
+        self.master.peers.release_lease(request.key, request.replica_id, request.lease_token, now_ns)
         return wire.Done(request.request_id)
 
     def _list_keys(self, client: Client, request: wire.ListKeys, now_ns: int) -> wire.Message:

@@ -182,11 +182,11 @@ class Core:
     def lease(self, key: str) -> int:
         """A lease for a remote reader; its token."""
         with self.audited():
-            return self.master.get_replica_list(key, self.now)[1]
+            return self.master.peers.get_replica_list(key, self.now)[1]
 
     def release_lease(self, replica: Replica, token: int, key: str | None = None) -> None:
         with self.audited():
-            self.master.release_lease(key or replica.key, replica.replica_id, token, self.now)
+            self.master.peers.release_lease(key or replica.key, replica.replica_id, token, self.now)
 
     def take_jobs(self) -> list[Job]:
         """What the shell was asked to do since the last look, in order; amendments go to `amended`."""

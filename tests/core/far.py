@@ -90,7 +90,7 @@ class Far:
     def located(self, loading: Loading, what: Found | None, refusal: Refusal = NOT_THERE) -> None:
         self.locates = [errand for errand in self.locates if errand.loading is not loading]
         with self._core.audited():
-            self._core.master.located(loading, what, refusal, self._core.now)
+            self._core.master.peers.located(loading, what, refusal, self._core.now)
 
     def pulled(
         self,
@@ -105,14 +105,14 @@ class Far:
         if not quiesced:
             self.quarantined.append(into)
         with self._core.audited():
-            self._core.master.pull_done(
+            self._core.master.peers.pull_done(
                 into, failure, self._core.now, again=again, from_disk=from_disk, quiesced=quiesced
             )
 
     def quiesced(self, into: Replica) -> None:
         self.quarantined.remove(into)
         with self._core.audited():
-            self._core.master.pull_quiesced(into, self._core.now)
+            self._core.master.peers.pull_quiesced(into, self._core.now)
 
     def begin(self, session: Session, key: str, what: Found, *, timeout: int = 100) -> tuple[Waiter, Pull]:
         """A get of what is elsewhere, up to the transfer."""
@@ -148,15 +148,15 @@ class Far:
         [errand] = [errand for errand in self.withdrawals if errand.replica is replica]
         self.withdrawals.remove(errand)
         with self._core.audited():
-            self._core.master.withdrawn(replica, self._core.now)
+            self._core.master.peers.withdrawn(replica, self._core.now)
 
     def drop(self, key: str, generation: int) -> bool:
         with self._core.audited():
-            return self._core.master.drop(key, generation, self._core.now)
+            return self._core.master.peers.drop(key, generation, self._core.now)
 
     def promote(self, replica: Replica) -> None:
         with self._core.audited():
-            self._core.master.promote(replica)
+            self._core.master.peers.promote(replica)
 
     def cut_off(self) -> None:
         """This node's life is over as far as others know."""
@@ -164,28 +164,28 @@ class Far:
 
     def serve_until(self, until: int) -> None:
         with self._core.audited():
-            self._core.master.serve_secondaries_until(until)
+            self._core.master.peers.serve_secondaries_until(until)
 
     def appeared(self, key: str) -> None:
         with self._core.audited():
-            self._core.master.appeared(key)
+            self._core.master.peers.appeared(key)
 
     def lend(self, replica: Replica, token: int, **other: object) -> Replica:
         """A transfer to another node begins; *other* is what it names wrongly."""
         name = {"key": replica.key, "replica_id": replica.replica_id, "generation": replica.generation, **other}
         with self._core.audited():
-            lent = self._core.master.lend(**name, token=token, now_ns=self._core.now)
+            lent = self._core.master.peers.lend(**name, token=token, now_ns=self._core.now)
         self.lent.append(lent)
         return lent
 
     def give_back(self, replica: Replica) -> None:
         self.lent.remove(replica)
         with self._core.audited():
-            self._core.master.give_back(replica, self._core.now)
+            self._core.master.peers.give_back(replica, self._core.now)
 
     def renumber(self, replica: Replica, newest: int) -> None:
         with self._core.audited():
-            self._core.master.renumber(replica, newest, self._core.now)
+            self._core.master.peers.renumber(replica, newest, self._core.now)
 
     def check(self) -> None:
         """Assert that what leaves is what has a `Withdraw` to wait for."""

@@ -293,7 +293,7 @@ class Clients(Checked):
         key, replica_id, token = (
             tokens[pick % len(tokens)][place] for place, pick in enumerate(picks if foreign else [picks[0]] * 3)
         )
-        self.master.release_lease(key, replica_id, token, self.now)
+        self.master.peers.release_lease(key, replica_id, token, self.now)
         obj = self.live.get(replica_id)
         if obj is not None and obj.put.key == key and obj.leases.get(token, 0) > self.now:
             del obj.leases[token]

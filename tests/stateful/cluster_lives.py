@@ -10,7 +10,7 @@ class Lives:
 
     def cut_off(self):
         """Fenced first; then others take it for dead."""
-        self.master.serve_secondaries_until(self.now)
+        self.master.peers.serve_secondaries_until(self.now)
         self.is_serving = False
         self.directory.is_away = True
         self.cluster.server.end(self.life)
@@ -23,7 +23,7 @@ class Lives:
         for key in list(self.master.table.current):
             await self._tell(key)
         if not self.directory.is_away:
-            self.master.serve_secondaries_until(FOR_EVER)
+            self.master.peers.serve_secondaries_until(FOR_EVER)
             self.is_serving = True
 
     async def _tell(self, key):
@@ -80,5 +80,5 @@ class Lives:
         except DirectoryAwayError:
             return
         if is_mine and self.master.table.current.get(key) is replica and replica.owner is not None:
-            self.master.promote(replica)
+            self.master.peers.promote(replica)
         self.settle()

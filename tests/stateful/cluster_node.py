@@ -38,7 +38,7 @@ class Node(Lives):
         )
         self.master = Master(config, GenerationClock(EPOCH_MS * 1_000_000, slot=self.life.slot))
         self.master.clear_epoch = cluster.server.clear_epoch
-        self.master.serve_secondaries_until(FOR_EVER)
+        self.master.peers.serve_secondaries_until(FOR_EVER)
         self.is_serving = True
         self.session = self.master.open_session(name, 1)
         self.memory: dict[int, object] = {}  # what lies at an offset
@@ -130,7 +130,7 @@ class Node(Lives):
                 if self.master.table.writing.get(replica.key) is not replica:
                     return None
                 epoch = self.cluster.epoch_of[replica.key, replica.generation]
-                self.master.renumber(replica, outcome.newest, self.now)
+                self.master.peers.renumber(replica, outcome.newest, self.now)
                 self.cluster.epoch_of[replica.key, replica.generation] = epoch
             elif self.cluster.lives(outcome.by) and outcome.by.node != self.name:
                 return None
@@ -148,7 +148,7 @@ class Node(Lives):
         if not entry.holdings:
             return
         generation = entry.holdings[0].generation
-        self.master.drop(key, generation, self.now)
+        self.master.peers.drop(key, generation, self.now)
         self.settle()
         await self._drop_elsewhere(key, entry.holdings)
         self.cluster.is_removed(key, generation)
@@ -172,7 +172,7 @@ class Node(Lives):
             for life in self.cluster.server.living():
                 await others()
                 if self.cluster.server.life(life.name) and self.cluster.nodes[life.name].life == life:
-                    self.cluster.nodes[life.name].master.drop(key, generation, self.now)
+                    self.cluster.nodes[life.name].master.peers.drop(key, generation, self.now)
                     self.cluster.nodes[life.name].settle()
             return
 
@@ -181,7 +181,7 @@ class Node(Lives):
             await others()
             if self.cluster.lives(holding):
                 node = self.cluster.nodes[holding.node]
-                node.master.drop(key, holding.generation, self.now)
+                node.master.peers.drop(key, holding.generation, self.now)
                 node.settle()
 
     async def remove_all(self):
@@ -235,7 +235,7 @@ class Node(Lives):
         else:
             found = self._found(entry, 0)
         for _ in range(2):
-            self.master.located(errand.loading, found, Refusal(Code.NOT_FOUND, "nowhere"), self.now)
+            self.master.peers.located(errand.loading, found, Refusal(Code.NOT_FOUND, "nowhere"), self.now)
             self.settle()
 
     def _found(self, entry, looks):
@@ -263,16 +263,16 @@ class Node(Lives):
         epoch, failure, again, quiesced = self.master.clear_epoch, None, None, True
         try:
             source = await self._reach(holding)
-            replica, token = source.master.get_replica_list(key, self.now)
+            replica, token = source.master.peers.get_replica_list(key, self.now)
             source.settle()
             if replica.generation != into.generation:
-                source.master.release_lease(key, replica.replica_id, token, self.now)
+                source.master.peers.release_lease(key, replica.replica_id, token, self.now)
                 source.settle()
                 raise Refusal(Code.NOT_FOUND, "replaced")
             source = await self._reach(holding)
-            lent = source.master.lend(key, replica.replica_id, into.generation, token, self.now)
+            lent = source.master.peers.lend(key, replica.replica_id, into.generation, token, self.now)
             quiesced = await self._transfer(source, lent, into)
-            source.master.release_lease(key, replica.replica_id, token, self.now)
+            source.master.peers.release_lease(key, replica.replica_id, token, self.now)
             source.settle()
             if not quiesced:
                 raise Refusal(Code.TRANSFER_FAILED, "broken off")
@@ -286,13 +286,13 @@ class Node(Lives):
                 pass
         if failure is None and incarnation != self.life.incarnation:
             failure = Refusal(Code.NOT_FOUND, "this node was taken for dead while it was copied")
-        self.master.pull_done(into, failure, self.now, again=again, quiesced=quiesced)
+        self.master.peers.pull_done(into, failure, self.now, again=again, quiesced=quiesced)
         current = self.master.table.current.get(key)
         self.settle()
         if not quiesced:
             await others()
             self.memory[into.offset] = "what was sent last"
-            self.master.pull_quiesced(into, self.now)
+            self.master.peers.pull_quiesced(into, self.now)
             self.settle()
         if current is None or current.generation != into.generation:
             await self._forget(key, into.generation)
@@ -315,7 +315,7 @@ class Node(Lives):
             await others()
             return how == "well"
         finally:
-            source.master.give_back(lent, self.now)
+            source.master.peers.give_back(lent, self.now)
             source.settle()
 
     async def _publish_copy(self, into, found, epoch):
@@ -336,7 +336,7 @@ class Node(Lives):
     async def _withdraw(self, errand):
         await self._forget(errand.replica.key, errand.replica.generation)
         if errand.is_held:
-            self.master.withdrawn(errand.replica, self.now)
+            self.master.peers.withdrawn(errand.replica, self.now)
             self.settle()
 
     async def _forget(self, key, generation):

@@ -105,7 +105,7 @@ class ClusterMachine(RuleBasedStateMachine):
         replica = node.master.table.current.get(key)
         if replica is not None and replica.state is ReplicaState.COMPLETE and replica in node.master.objects.lists:
             node.master.objects.lists.leave(replica)
-            node.master.objects.evict([replica], node.now)
+            node.master.eviction.evict([replica], node.now)
             node.settle()
 
     @step(node=nodes, key=keys)
