@@ -1,6 +1,6 @@
 """A local master with its clock in the test's hand, audited after every call."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -13,7 +13,7 @@ from mooncake_node.core.jobs import Amend, Job, Load, Offload
 from mooncake_node.core.master import Master
 from mooncake_node.core.pins import contract_for
 from mooncake_node.core.refusal import Refusal
-from mooncake_node.core.replica import Replica
+from mooncake_node.core.replica import PLAIN, Replica
 from mooncake_node.core.report import stats
 from mooncake_node.core.sessions import Handle, Session
 from mooncake_node.core.waiting import Outcome, Put, PutMode, Waiter, Want
@@ -106,6 +106,17 @@ class Core:
             if replica is not None:
                 self.master.publish_placed(replica, self.now)
             return replica
+
+    def place_all(
+        self, session: Session, keys: Sequence[str], nbytes: int = PAGE, *, odd: Put | None = None
+    ) -> list[Replica] | None:
+        """Puts of one size in one step, if nothing stands in the way of any; *odd*: one of another kind, the last."""
+        puts = [Put(key=key, nbytes=nbytes, contract=PLAIN) for key in keys] + ([] if odd is None else [odd])
+        with self.audited():
+            replicas = self.master.place_all(session, puts, self.now)
+            if replicas is not None:
+                self.master.publish_all(replicas, self.now)
+            return replicas
 
     def get(self, session: Session, key: str, *, timeout: int = 100) -> Handle | Waiter:
         with self.audited():

@@ -96,6 +96,10 @@ class FakeReaders:
 
     # -- Readers -------------------------------------------------------------------------------------------------------
 
+    def list_many(self, replicas: Sequence[Replica]) -> None:
+        for replica in replicas:
+            self.list(replica)
+
     def list(self, replica: Replica) -> None:
         assert replica.record < 0
         if len(replica.key.encode()) > self._key_nbytes_max or not self._free:

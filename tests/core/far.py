@@ -150,9 +150,9 @@ class Far:
         with self._core.audited():
             self._core.master.peers.withdrawn(replica, self._core.now)
 
-    def drop(self, key: str, generation: int) -> bool:
+    def drop(self, key: str, generation: int, *, is_replaced: bool = False) -> bool:
         with self._core.audited():
-            return self._core.master.peers.drop(key, generation, self._core.now)
+            return self._core.master.peers.drop(key, generation, self._core.now, is_replaced=is_replaced)
 
     def promote(self, replica: Replica) -> None:
         with self._core.audited():

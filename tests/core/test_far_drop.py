@@ -197,3 +197,39 @@ def test_copies_go_with_a_clear_and_their_entries_hold_no_memory(core):
     core.reap()
     [errand] = core.far.take()
     assert (errand.is_held, core.used) == (False, 0)
+
+
+def test_who_waits_for_a_copy_of_what_was_replaced_gets_what_replaced_it(core):
+    a = core.open()
+    waiter, pull = core.far.begin(a, "k", found(G))
+    assert not core.far.drop("k", G, is_replaced=True)
+    assert pull.replica.state is S.DOOMED
+    loading = core.far.sought()
+    core.far.pulled(pull.replica)
+    core.far.located(loading, found(G + AFTER))
+    new = core.far.pull().replica
+    core.far.pulled(new)
+    handle = core.handle_for(waiter)
+    assert isinstance(handle, Handle)
+    assert handle.replica is new
+
+
+def test_a_copy_that_nobody_waits_for_is_not_sought_anew(core):
+    a = core.open()
+    waiter, pull = core.far.begin(a, "k", found(G))
+    core.cancel(waiter)
+    assert not core.far.drop("k", G, is_replaced=True)
+    assert core.far.take() == []
+    core.far.pulled(pull.replica)
+    assert core.used == 0
+
+
+def test_who_waits_for_a_copy_of_what_was_replaced_waits_for_a_writer_here(core):
+    a, b = core.open("a"), core.open("b")
+    waiter, pull = core.far.begin(a, "k", found(G))
+    replica = core.put(b, "k")
+    assert not core.far.drop("k", G, is_replaced=True)
+    assert (waiter.want, core.far.take()) == (Want.READ, [])
+    core.far.pulled(pull.replica)
+    core.end(b, replica)
+    assert core.handle_for(waiter).replica is replica

@@ -272,7 +272,7 @@ def test_a_failed_write_keeps_the_object_and_is_tried_again_later(offloading):
     core.tick()
     assert core.take_jobs() == []
     again_ns = core.now + core.master.config.tier_retry_ns
-    assert core.master.reclaim.retry_at_ns(core.master.waiting.head, core.now) == again_ns
+    assert core.master.reclaim.due_at_ns(core.master.waiting.head, core.now) == again_ns
     core.cancel(offloading.put)
     waiter = core.put(offloading.session, "other", timeout=2 * core.master.config.tier_retry_ns)
     core.tick(later=core.master.config.tier_retry_ns)
