@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from mooncake_client import Client, NotFoundError, PutInfo
+from mooncake_client import Client, NotFoundError, PutInfo, StoreError
 from tests.support import eventually, pattern
 from tests.support.cluster import Cluster, lent, outcome
 
@@ -170,6 +170,15 @@ def test_a_remove_is_asked_for_again_until_the_other_node_has_carried_it_out(clu
         assert client.remove("k") is True
     assert cluster.fired(2, point) == 3
     assert value(cluster, 2) is None
+
+
+def test_a_remove_that_failed_on_its_way_to_the_others_reaches_them_all_the_same(cluster: Cluster) -> None:
+    put_old(cluster)
+    assert value(cluster, 2) == OLD
+    cluster.arm(1, "NodeBeforeFanOut", "return_error", -900)
+    with cluster.client(1) as client, pytest.raises(StoreError):
+        client.remove("k")
+    eventually(lambda: value(cluster, 2) is None, "node 2 to have dropped its copy")
 
 
 @pytest.mark.parametrize("change", ["c.remove('k')", "c.upsert('k', pattern('new', 300_001))"])
