@@ -112,7 +112,7 @@ class Master:
         if replica.state is ReplicaState.DOOMED:
             self._abandon(session, replica, now_ns)
             self.admission.retry(now_ns)
-            raise Refusal(Code.NOT_FOUND, "removed while it was being written")
+            raise Refusal(Code.NOT_FOUND, "removed, or cleared by remove_all, while it was being written")
         del session.reservations[replica_id]
         self.objects.publish(replica, now_ns)
         self.admission.lost.pop(replica.key, None)

@@ -129,7 +129,7 @@ def test_a_put_that_only_the_directory_knew_of_is_removed_before_its_end(core, m
     assert (core.readable("k"), put.state) == (None, S.DOOMED)
     assert core.replica_for(turn).generation > put.generation
     assert reader.open
-    with core.refuses(Code.NOT_FOUND, "removed while it was being written"):
+    with core.refuses(Code.NOT_FOUND, "removed, or cleared by remove_all, while it was being written"):
         core.end(b, put)
     assert core.far.taken == []
 

@@ -80,7 +80,7 @@ def test_a_writer_is_doomed_and_keeps_its_bytes_until_its_own_end(core):
     core.reap()
     assert replica.state is ReplicaState.DOOMED
     assert (core.used, core.stat("pool.doomed_bytes"), core.stat("unpublished")) == (PAGE, PAGE, 1)
-    with core.refuses(Code.NOT_FOUND, "removed while it was being written"):
+    with core.refuses(Code.NOT_FOUND, "removed, or cleared by remove_all, while it was being written"):
         core.end(a, replica)
     assert core.readable("k") is None
     assert (core.used, core.stat("pool.doomed_bytes"), core.stat("unpublished")) == (0, 0, 0)

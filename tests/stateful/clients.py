@@ -1,5 +1,7 @@
 """What clients and remote readers do to the local master, each step with what the model says comes of it."""
 
+from operator import attrgetter
+
 from hypothesis import strategies as st
 
 from mooncake_client.codes import Code
@@ -48,7 +50,7 @@ class Clients(Checked):
     def call(self, method, *args):
         """What the master answers, or the code of its refusal; the model hears of what it chose."""
         try:
-            return getattr(self.master, method)(*args)
+            return attrgetter(method)(self.master)(*args)
         except Refusal as refusal:
             return refusal.code
 
@@ -269,7 +271,7 @@ class Clients(Checked):
     @step(weight=3, key=keys, again=st.booleans())
     def grant_lease(self, key, again):
         key = self.tokens[-1][0] if again and self.tokens else key
-        answer = self.call("get_replica_list", key, self.now)
+        answer = self.call("peers.get_replica_list", key, self.now)
         obj = self.shown.get(key)
         if obj is None:
             assert answer is self.code_of(key)
