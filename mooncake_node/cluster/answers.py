@@ -11,6 +11,7 @@ from mooncake_client.errors import StoreError
 from mooncake_client.wire import Message
 from mooncake_node.cluster.changes import Changes
 from mooncake_node.cluster.entries import Entries
+from mooncake_node.cluster.fanout import FanOut
 from mooncake_node.cluster.lending import Lending
 from mooncake_node.cluster.membership import Membership
 from mooncake_node.cluster.points import Points
@@ -40,6 +41,7 @@ class Answers:
         lending: Lending,
         changes: Changes,
         entries: Entries,
+        fan_out: FanOut,
         watches: Watches,
         points: Points,
         presence: Callable[[str, float], Awaitable[None]],
@@ -50,6 +52,7 @@ class Answers:
         self._lending = lending
         self._changes = changes
         self._entries = entries
+        self._fan_out = fan_out
         self._watches = watches
         self._points = points
         self._presence = presence
@@ -114,6 +117,7 @@ class Answers:
         for key, generation in request.items:
             self._master.peers.drop(key, generation, now_ns, is_replaced=request.is_replaced)
         await self._changes.on_disk()
+        await self._fan_out.settled(request.items)
         await self._points.hit("PeerAfterDrop")
         return wire.Done(request.request_id)
 

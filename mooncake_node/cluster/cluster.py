@@ -172,6 +172,7 @@ class Cluster:
             lending=lending,
             changes=changes,
             entries=entries,
+            fan_out=fan_out,
             watches=watches,
             points=points,
             presence=self._presence,

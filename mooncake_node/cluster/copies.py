@@ -20,7 +20,7 @@ from mooncake_node.cluster.points import Points
 from mooncake_node.core.jobs import Found, Locate, Pull
 from mooncake_node.core.master import Master
 from mooncake_node.core.refusal import Refusal
-from mooncake_node.core.replica import Replica
+from mooncake_node.core.replica import Replica, ReplicaState
 from mooncake_node.directory.port import Directory, DirectoryError, Entry, Holding
 from mooncake_node.obs.log import get_logger
 from mooncake_node.peers.errors import PeerError
@@ -280,8 +280,10 @@ class Copies:
     async def _publish(self, into: Replica, found: Found) -> None:
         """The directory takes the copy only as long as the owner has that generation (SPEC 6, rule 1)."""
         await self._points.hit("ClientLocalCopyBeforePublish")
-        current = self._master.table.current.get(into.key)
-        if current is None:
+        if into.state is not ReplicaState.WRITING:
+            raise _Stale("it was given up")
+        holding: Holding | None = None
+        if into.key not in self._master.table.current:
             try:
                 # Else what was read might be fenced at once, just after the directory has come back.
                 await self._membership.live_on()
@@ -297,6 +299,9 @@ class Copies:
         except StoreError:
             self._entries.mark(into.key, Due(into.generation))
             raise
+        if holding is not None and holding.incarnation != self._membership.me.incarnation:
+            # What was published is void: nobody would tell this node of a remove.
+            raise _Stale("this node has begun a new life")
 
     async def _look_again(self, into: Replica, sources: Sources) -> Found | None:
         sources.looks += 1

@@ -4,7 +4,8 @@ import asyncio
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from mooncake_client import wire
@@ -33,28 +34,63 @@ class FanOut:
         self._membership = membership
         self._points = points
         self._tasks = tasks
+        # What other nodes are being told to drop and have not acknowledged, by key and generation.
+        self._pending: dict[str, dict[int, asyncio.Event]] = {}
 
     async def drop(self, dropped: Iterable[tuple[str, Sequence[Holding]]], *, is_replaced: bool = False) -> None:
         """Have every holder of these (key, holdings) drop what it has; the holdings are in the directory no more.
 
         *is_replaced*: by newer ones. Whoever gets an error instead: it is being carried out nevertheless.
         """
+        own: list[tuple[str, int]] = []
         of_node: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
         for key, holdings in dropped:
             for holding in holdings:
-                if holding.node != self._membership.me.name:
-                    of_node[holding.node].append((key, holding.generation))
-        if of_node:
-            requests: dict[str, Callable[[], PeerRequest]] = {
-                node: partial(Drop, 0, items, is_replaced) for node, items in of_node.items()
-            }
-            try:
-                await self._points.hit("NodeBeforeFanOut")
-            except StoreError:
-                for node, make in requests.items():
-                    self._tasks.run(self._insist(node, make))
-                raise
-            await self._all(requests)
+                is_own = holding.node == self._membership.me.name
+                (own if is_own else of_node[holding.node]).append((key, holding.generation))
+        with self._pending_until_heard([item for items in of_node.values() for item in items]):
+            await self.settled(own)
+            if of_node:
+                await self._drop(of_node, is_replaced=is_replaced)
+
+    async def settled(self, items: Iterable[tuple[str, int]]) -> None:
+        """Returns when what this node is having dropped of older generations of these (key, generation) is dropped.
+
+        Whoever is told that a generation is gone may take all before it for gone too, and some may be held by nodes
+        that only this one knows of.
+        """
+        for key, generation in items:
+            for older, heard in list(self._pending.get(key, {}).items()):
+                if older < generation:
+                    await heard.wait()
+
+    @contextmanager
+    def _pending_until_heard(self, items: Sequence[tuple[str, int]]) -> Iterator[None]:
+        heard = asyncio.Event()
+        for key, generation in items:
+            self._pending.setdefault(key, {})[generation] = heard
+        try:
+            yield
+        finally:
+            heard.set()
+            for key, generation in items:
+                pending = self._pending.get(key, {})
+                if pending.get(generation) is heard:
+                    del pending[generation]
+                if not pending:
+                    self._pending.pop(key, None)
+
+    async def _drop(self, of_node: Mapping[str, list[tuple[str, int]]], *, is_replaced: bool) -> None:
+        requests: dict[str, Callable[[], PeerRequest]] = {
+            node: partial(Drop, 0, items, is_replaced) for node, items in of_node.items()
+        }
+        try:
+            await self._points.hit("NodeBeforeFanOut")
+        except StoreError:
+            for node, make in requests.items():
+                self._tasks.run(self._insist(node, make))
+            raise
+        await self._all(requests)
 
     def drop_everywhere(self, items: list[tuple[str, int]]) -> None:
         """`drop` by every node that lives as far as is known, when the directory cannot say who has them."""

@@ -47,6 +47,9 @@ class Heirs:
                 for replica, entry in zip(batch, await self._entries.lookup([r.key for r in batch]), strict=True):
                     if entry.owner is not None and entry.owner.generation == replica.generation:
                         await self._inherit(replica, entry.owner)
+                    else:
+                        # Who removed or replaced it may have died before this node heard of that.
+                        self._entries.mark(replica.key)
         except DirectoryError as error:
             self.is_due = True
             log.debug("inheritance_postponed", error=str(error))

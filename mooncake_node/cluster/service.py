@@ -148,6 +148,7 @@ class ClusterService(Service):
         """Publish those items that are reservations, in the directory and then here; the others are answers."""
         shared = [r for r in items if isinstance(r, Replica) and r.contract.scope != "node"]
         with self._entries.publishing(shared):
+            life = self._membership.me.incarnation
             try:
                 refusals = await self._entries.create(shared)
                 await self._points.hit("NodeAfterDirectoryCreate")
@@ -156,14 +157,14 @@ class ClusterService(Service):
                 refusals = [Refusal(Code(error.code), error.message)] * len(shared)
             refused = {r.replica_id: refusal for r, refusal in zip(shared, refusals, strict=True)}
             answers = [
-                self._end(client, item, refused.get(item.replica_id)) if isinstance(item, Replica) else item
+                self._end(client, item, life, refused.get(item.replica_id)) if isinstance(item, Replica) else item
                 for item in items
             ]
         await self._changes.on_disk()
         return wire.PutEnded(request.request_id, answers)
 
-    def _end(self, client: Client, replica: Replica, refusal: Refusal | None) -> Item:
-        """One reservation becomes readable here, or is given back."""
+    def _end(self, client: Client, replica: Replica, life: int, refusal: Refusal | None) -> Item:
+        """One reservation becomes readable here, or is given back. *life*: in which the directory was told of it."""
         now_ns, key = time.monotonic_ns(), replica.key
         was_told, generation = replica.told, replica.generation
         try:
@@ -181,6 +182,10 @@ class ClusterService(Service):
                 replica.told = False
                 self.master.put_revoke(client.session, replica.replica_id, now_ns)
             return failure(error)
+        if was_told and life != self._membership.me.incarnation:
+            # What was told is void, and the inventory of this life has passed over what was not readable yet.
+            replica.told = False
+            self._entries.mark(key, Due(generation))
         is_shared = replica.contract.scope != "node" and replica.told
         if is_shared:
             self._watches.published(key)  # else when the directory hears of it

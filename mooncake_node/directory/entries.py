@@ -1,7 +1,7 @@
 """One key's holdings and what may be done to them: the rules of the port, which `scripts` says again in Lua.
 
-An entry with holdings has exactly one owner, all its holdings are of one generation, one a node, and it has no
-tombstone: to create again takes that away.
+An entry with holdings has exactly one owner, and all its holdings are of one generation, one a node. A tombstone stays
+beside them: what was removed before them is not to come back after them either.
 """
 
 from collections.abc import Iterable
@@ -55,7 +55,6 @@ class EntryState:
             return TooOld(newest)
         replaced = in_order(self.held.values())
         self.held = {new.node: new}
-        self.tombstone = 0
         return Created(replaced)
 
     def publish(self, new: Holding) -> bool:

@@ -123,7 +123,8 @@ class MemoryCluster:
             self._entries[key] = state
         else:
             self._entries.pop(key, None)
-        if not state.tombstone:
+        if state.held or not state.tombstone:
+            # Beside holdings a tombstone stays as long as they do.
             self._tombstone_end_ns.pop(key, None)
         else:
             self._tombstone_end_ns.setdefault(key, self.clock_ns() + self.tombstone_ns)

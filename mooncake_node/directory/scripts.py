@@ -88,7 +88,6 @@ end
 if newest >= new.generation then return {'old', newest} end
 -- What takes room comes first: a server that has none refuses a script's first change, but none after that.
 redis.call('HSET', KEYS[1], new.name, new.value)
-redis.call('HDEL', KEYS[1], '!')
 redis.call('PERSIST', KEYS[1])
 local gone = {'created'}
 for _, h in ipairs(held) do
@@ -144,10 +143,10 @@ return 1
 REMOVE = _script(
     _VALUES,
     """
-local held, _, flat = holdings()
+local held, tombstone, flat = holdings()
 local owner = owner_of(held)
 if not owner then return flat end
-if ARGV[1] ~= '' and ARGV[1] ~= owner.generation then return {} end
+if ARGV[1] ~= '' and ARGV[1] ~= owner.generation then return tombstone and {'!', tombstone} or {} end
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], '!', owner.generation)
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -155,7 +154,7 @@ return flat
 """,
 )
 
-# ARGV: node, incarnation, generation.
+# ARGV: node, incarnation, generation, milliseconds that a tombstone stays by itself.
 WITHDRAW = _script(
     _VALUES,
     """
@@ -164,9 +163,11 @@ if not value then return 0 end
 local old = parse(ARGV[1], value)
 if old.incarnation ~= ARGV[2] or old.generation ~= ARGV[3] then return 0 end
 redis.call('HDEL', KEYS[1], ARGV[1])
-if old.owns then
-  local heir = foremost((holdings()))
-  if heir then as('o', heir) end
+local heir = foremost((holdings()))
+if not heir then
+  redis.call('PEXPIRE', KEYS[1], ARGV[4])
+elseif old.owns then
+  as('o', heir)
 end
 return 1
 """,

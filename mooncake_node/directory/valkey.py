@@ -121,7 +121,14 @@ class ValkeyDirectory:
         """See Directory."""
         await self._server.run(
             [
-                (scripts.WITHDRAW, self._name(key), node, incarnation, encoding.generation_text(generation))
+                (
+                    scripts.WITHDRAW,
+                    self._name(key),
+                    node,
+                    incarnation,
+                    encoding.generation_text(generation),
+                    self._tombstone_ms,
+                )
                 for key, node, incarnation, generation in items
             ]
         )

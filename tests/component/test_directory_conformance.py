@@ -290,11 +290,14 @@ async def test_what_is_removed_leaves_a_tombstone_and_does_not_come_back(directo
     assert await look(directory) == Entry((), HIGH)
 
 
-async def test_a_newer_generation_takes_the_place_of_a_tombstone(directory):
+async def test_a_newer_generation_stands_beside_a_tombstone_which_outlives_it(directory):
     await create(directory, owned("a", 5))
     await directory.remove([("k", None)])
     assert await create(directory, owned("b", 6)) == Created()
-    assert await look(directory) == Entry((owned("b", 6),))
+    assert await look(directory) == Entry((owned("b", 6),), 5)
+    await directory.withdraw([("k", "b", 1, 6)])
+    assert await look(directory) == Entry((), 5)
+    assert await create(directory, owned("a", 5)) == TooOld(5)
 
 
 async def test_a_removal_of_another_generation_or_of_nothing_changes_nothing(directory):
@@ -318,7 +321,7 @@ async def test_a_tombstone_stays_for_its_time_and_what_was_created_again_for_lon
 
     await eventually_async(forgotten, "the tombstone to go", step=kit.step)
     assert await create(directory, owned("a", 4)) == Created()
-    assert await look(directory, "again") == Entry((owned("a", 7),))
+    assert await look(directory, "again") == Entry((owned("a", 7),), 5)
 
 
 async def test_withdrawing_takes_out_that_holding_alone_without_a_tombstone(directory):
