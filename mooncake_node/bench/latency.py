@@ -9,6 +9,7 @@ from mooncake_node.bench.measure import Result, by_turns, judge, ratio
 from mooncake_node.bench.pingpong import PingPong
 
 _BATCH = 256
+_MIB = 1 << 20
 
 
 def measure(client: Client, socket: Path, directory: Path, cpu: int, *, quick: bool) -> list[Result]:
@@ -58,11 +59,30 @@ def measure(client: Client, socket: Path, directory: Path, cpu: int, *, quick: b
         against(f"put_many of {_BATCH}, per object", "<= 0.4", put_batch, per=_BATCH, calls=20)
         client.remove_all()
 
-        def transit() -> None:
-            client.put("transit", megabyte)
-            client.get("transit")
-            client.remove("transit")
-
-        megabyte = bytes(1 << 20)
-        against("put, get, remove of 1 MiB", "", transit, calls=50)
+        results.append(_measure_transit(client, pingpong, rounds))
     return results
+
+
+def _measure_transit(client: Client, pingpong: PingPong, rounds: int) -> Result:
+    """Put, get, remove of 1 MiB, against what it cannot do without: one copy, and three requests and a half."""
+    megabyte, copy = bytes(_MIB), bytearray(_MIB)
+
+    def transit() -> None:
+        client.put("transit", megabyte)
+        client.get("transit")
+        client.remove("transit")
+
+    def memcpy() -> None:
+        copy[:] = megabyte
+
+    (loop, loop_rounds), (bare, bare_rounds), (copied, copied_rounds) = by_turns(
+        [transit, pingpong.play, memcpy], rounds=rounds, calls_per_round=50
+    )
+    needed = [memory + 3.5 * ball for memory, ball in zip(copied_rounds, bare_rounds, strict=True)]
+    detail = (
+        f"{loop.median_us:.0f} µs, {1e6 / loop.median_us:,.0f}/s; memcpy {copied.median_us:.0f} µs, "
+        f"ping-pong {bare.median_us:.1f} µs"
+    )
+    return judge(
+        "put, get, remove of 1 MiB, against memcpy and 3.5 ping-pongs", ratio(loop_rounds, needed), "x", "<= 1", detail
+    )

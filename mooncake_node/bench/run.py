@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from mooncake_client import Client
-from mooncake_node.bench import bandwidth, cluster, index, latency, leases, memory, tight
+from mooncake_node.bench import bandwidth, cluster, index, latency, leases, memory, reclaim_index, tight
 from mooncake_node.bench.measure import Result, judge
 from mooncake_node.local import LocalNode
 
@@ -61,6 +61,9 @@ def run(say: Say, parts: Sequence[str] = PARTS, *, quick: bool) -> Report:
 def _measure(say: Say, parts: Sequence[str], daemon_cpu: int, *, quick: bool) -> Iterator[Result]:
     if {"latency", "index", "bandwidth", "memory"} & set(parts):
         yield from _measure_on_large_node(say, parts, daemon_cpu, quick=quick)
+    if "index" in parts:
+        say("index: what reclaim costs with it")
+        yield reclaim_index.measure(quick=quick)
     if "memory" in parts:
         say("memory: the daemon with many small objects")
         with (
