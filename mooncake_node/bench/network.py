@@ -6,11 +6,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-# What most machines between which nodes stand use; loopback under BBR is several times slower than any of them.
-_CONGESTION = "cubic"
+# What most machines between which nodes stand use, or what is near it; loopback under BBR is several times slower.
+# Which of them a namespace may have is up to the machine.
+_CONGESTION = "cubic reno"
 _SET_UP = (
     "ip link set lo up && "
-    f"(echo {_CONGESTION} > /proc/sys/net/ipv4/tcp_congestion_control || true) && "
+    f"for name in {_CONGESTION}; do "
+    "echo $name > /proc/sys/net/ipv4/tcp_congestion_control 2>/dev/null && break; done; "
     "cat /proc/sys/net/ipv4/tcp_congestion_control && exec sleep infinity"
 )
 
