@@ -198,7 +198,7 @@ class _Bench:
             thread.join()
         leases = self._one.stats()["leases"]
         after = self._two.stats()
-        crossed = after["cluster"]["plane"]["bytes_received"] - before["cluster"]["plane"]["bytes_received"]
+        crossed = after["cluster"]["plane"]["received_nbytes"] - before["cluster"]["plane"]["received_nbytes"]
         taken = after["pool"]["bytes_used"] - before["pool"]["bytes_used"]
         for handle, client in zip(handles, clients, strict=True):
             handle.release()

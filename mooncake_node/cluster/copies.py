@@ -200,7 +200,7 @@ class Copies:
             if outcome is not Outcome.OK:
                 reason = "" if ticket is None else ticket.reason
                 raise Refusal(Code.TRANSFER_FAILED, f"from node {source.node}: {reason}")
-            await self._verify(into, item)
+            await self._verify(into, item, None if ticket is None else ticket.xxh3)
             await self._publish(into, found)
             # A hint; but whoever has its answer may count on it that it was given.
             await asyncio.wait([released])
@@ -265,12 +265,13 @@ class Copies:
             raise _Stale("it was replaced")
         return item
 
-    async def _verify(self, into: Replica, item: ReplicaItem) -> None:
+    async def _verify(self, into: Replica, item: ReplicaItem, found: int | None) -> None:
+        """*found*: the checksum, if the data plane has seen to that."""
         view = self._room.view(into.offset, into.nbytes)
         self._room.zero_tail(into.offset, into.nbytes)
-        if into.nbytes <= _INLINE_NBYTES_MAX:
+        if found is None and into.nbytes <= _INLINE_NBYTES_MAX:
             found = xxhash.xxh3_64_intdigest(view)
-        else:
+        elif found is None:
             found = await asyncio.to_thread(xxhash.xxh3_64_intdigest, view)
         if found != item.xxh3:
             self.checksum_failures += 1

@@ -38,6 +38,7 @@ class _MemoryLoan:
     def __init__(self, view: memoryview) -> None:
         self.nbytes = view.nbytes
         self._view = view
+        self.view: memoryview | None = view
 
     async def parts(self) -> AsyncIterator[memoryview]:
         """See Loan."""
@@ -50,6 +51,7 @@ class _DiskLoan:
 
     def __init__(self, tier: Tier, record: TierRecord) -> None:
         self.nbytes = record.nbytes
+        self.view: memoryview | None = None
         self._tier = tier
         self._record = record
 

@@ -37,6 +37,10 @@ class Ticket(Protocol):
     def reason(self) -> str:
         """Why it did not go well; "" while it may."""
 
+    @property
+    def xxh3(self) -> int | None:
+        """XXH3-64 of the bytes that came, if the transport has seen to that while they came; None: it has not."""
+
     async def done(self, timeout_s: float) -> Outcome:
         """Its outcome. One that lasts longer is given up by then at the latest. Cancelled: it is given up too."""
 
@@ -64,6 +68,8 @@ class Loan(Protocol):
     """An object's bytes, kept as they are for one transfer."""
 
     nbytes: int
+    # All of them at once, if they lie in memory; else None, and they come in parts alone.
+    view: memoryview | None
 
     def parts(self) -> AsyncIterator[memoryview]:
         """All of them in order, in parts; each is good until the next is asked for.

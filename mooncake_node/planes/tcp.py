@@ -7,6 +7,7 @@ import asyncio
 import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import msgspec
@@ -19,6 +20,7 @@ from mooncake_node.planes.tcp_sender import TcpSender
 from mooncake_node.planes.transfer import Transfer
 
 WAITING_MAX = 4096  # transfers to one node that have no connection yet
+THREADS_MAX = 32  # large objects sent and received at once; further ones wait their turn
 
 # Connects and authenticates to a node by its name. Raises OSError or StoreError.
 Dial = Callable[[str], Awaitable[socket.socket]]
@@ -56,7 +58,9 @@ class TcpPlane:
         self._connections_max = connections_max
         self._stall_timeout_s = stall_timeout_s
         self._idle_timeout_s = idle_timeout_s
-        self._sender = TcpSender(self.counters, stall_timeout_s=stall_timeout_s)
+        # One that waits for a slow peer is taken for as long as that may last.
+        self._threads = ThreadPoolExecutor(THREADS_MAX, "mooncake-plane")
+        self._sender = TcpSender(self.counters, self._threads, stall_timeout_s=stall_timeout_s)
         # All and only those with a connection, one being dialled, or a transfer.
         self._peers: dict[tuple[str, int, str], _Peer] = {}
         self._is_closed = False
@@ -85,6 +89,7 @@ class TcpPlane:
             peer.close()
         while ending := [future for peer in self._peers.values() for future in peer.ending()]:
             await asyncio.wait(ending)
+        self._threads.shutdown(wait=False)
 
     def facts(self) -> dict[str, int | str]:
         """What is to be seen from outside: the counters and what there is now."""
@@ -104,6 +109,7 @@ class TcpPlane:
             on_idle=peer.connection_idle,
             on_lost=peer.connection_lost,
             counters=self.counters,
+            threads=self._threads,
             stall_timeout_s=self._stall_timeout_s,
             idle_timeout_s=self._idle_timeout_s,
         )

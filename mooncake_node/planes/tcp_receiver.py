@@ -1,12 +1,16 @@
 """The receiving end of one data connection: raw bytes go from the socket straight into their place."""
 
 import asyncio
+import socket
 from collections.abc import Callable
+from concurrent.futures import Executor
 from enum import Enum
+from functools import partial
 from typing import cast
 
 import msgspec
 
+from mooncake_node.planes import bulk
 from mooncake_node.planes.port import Outcome
 from mooncake_node.planes.tcp_counters import TcpCounters
 from mooncake_node.planes.tcp_frames import (
@@ -32,6 +36,7 @@ class _Phase(Enum):
     HEADER = "header"  # the length of a reply
     BODY = "body"  # a reply
     RAW = "raw"  # the object
+    BULK = "bulk"  # the object, and a thread reads it
     OVER = "over"  # nobody's: the connection ends
 
 
@@ -42,6 +47,7 @@ class Pool(msgspec.Struct, frozen=True):
     on_idle: Callable[["Connection"], None]  # it can take the next transfer
     on_lost: Callable[["Connection"], None]  # it is no more
     counters: TcpCounters
+    threads: Executor  # for large objects
     stall_timeout_s: float
     idle_timeout_s: float
 
@@ -68,6 +74,8 @@ class Connection(asyncio.BufferedProtocol):
         self._turn_nbytes = 0
         self._touched_at = self._loop.time()  # when the last byte came or the phase IDLE began or ended
         self._timer: asyncio.TimerHandle | None = None
+        self._bulk_sock: socket.socket | None = None  # the same connection, in the phase BULK
+        self._lost_by: Exception | None = None  # how it was lost in that phase
 
     # -- called by the plane -----------------------------------------------------------------------------------------
 
@@ -105,11 +113,14 @@ class Connection(asyncio.BufferedProtocol):
         """End the connection; from now on nothing is written into a destination. `lost` follows."""
         if self._phase is _Phase.OVER:
             return
+        if self._transfer is not None:
+            self._transfer.reason = self._transfer.reason or reason
+        if self._bulk_sock is not None:
+            bulk.stop(self._bulk_sock)  # when its thread has ended, the connection does
+            return
         self._expect(_Phase.OVER, self._scratch)
         assert self._transport is not None
         self._transport.abort()
-        if self._transfer is not None:
-            self._transfer.reason = self._transfer.reason or reason
 
     # -- called by the loop ------------------------------------------------------------------------------------------
 
@@ -122,7 +133,7 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Part of `asyncio.BufferedProtocol`. Where the next bytes go."""
         del sizehint
-        if self._phase is _Phase.IDLE or self._phase is _Phase.OVER:
+        if self._phase in (_Phase.IDLE, _Phase.BULK, _Phase.OVER):
             return self._scratch
         return self._target[self._filled : self._filled + PART_NBYTES_MAX]
 
@@ -130,7 +141,7 @@ class Connection(asyncio.BufferedProtocol):
         """Part of `asyncio.BufferedProtocol`."""
         if self._phase is _Phase.OVER:
             return
-        if self._phase is _Phase.IDLE:
+        if self._phase is _Phase.IDLE or self._phase is _Phase.BULK:
             self.give_up("bytes that nobody has asked for")
             return
         self._touched_at = self._loop.time()
@@ -151,9 +162,13 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Part of `asyncio.BufferedProtocol`. Nothing is written any more."""
-        self._expect(_Phase.OVER, self._scratch)
+        """Part of `asyncio.BufferedProtocol`. Nothing is written any more, but by a thread, which ends first."""
         self._transport = None
+        if self._bulk_sock is not None:
+            bulk.stop(self._bulk_sock)
+            self._lost_by = exc
+            return
+        self._expect(_Phase.OVER, self._scratch)
         if self._timer is not None:
             self._timer.cancel()
         transfer, self._transfer = self._transfer, None
@@ -191,7 +206,43 @@ class Connection(asyncio.BufferedProtocol):
         else:
             destination = self._pool.view(self._transfer.local_offset, source.nbytes)
             assert destination.nbytes == source.nbytes
-            self._expect(_Phase.RAW, destination)
+            if source.nbytes >= bulk.BULK_NBYTES_MIN:
+                self._begin_bulk(destination)
+            else:
+                self._expect(_Phase.RAW, destination)
+
+    def _begin_bulk(self, destination: memoryview) -> None:
+        """Leave the connection to a thread until the object is here."""
+        assert self._transport is not None
+        self._expect(_Phase.BULK, self._scratch)
+        self._transport.pause_reading()
+        self._bulk_sock = sock = socket.socket(fileno=socket.dup(self._transport.get_extra_info("socket").fileno()))
+        sock.setblocking(False)
+        pulling = self._loop.run_in_executor(
+            self._pool.threads, bulk.pull, sock, destination, self._pool.stall_timeout_s
+        )
+        pulling.add_done_callback(partial(self._bulk_ended, destination.nbytes))
+
+    def _bulk_ended(self, nbytes: int, pulling: "asyncio.Future[int]") -> None:
+        """The thread has ended, and writes nothing any more."""
+        assert self._bulk_sock is not None
+        self._bulk_sock.close()
+        self._bulk_sock = None
+        self._touched_at = self._loop.time()
+        error = pulling.exception()
+        if self._transport is None:
+            self.connection_lost(self._lost_by)
+        elif error is None:
+            self._pool.counters.received_nbytes += nbytes
+            assert self._transfer is not None
+            self._transfer.xxh3 = pulling.result()
+            self._transport.resume_reading()
+            self._finish(Outcome.OK)
+        else:
+            self._phase = _Phase.RAW
+            if isinstance(error, TimeoutError):
+                self._pool.counters.stalled += 1
+            self.give_up(str(error) or f"not a byte for {self._pool.stall_timeout_s:g} s")
 
     def _finish(self, outcome: Outcome, reason: str = "") -> None:
         transfer, self._transfer = self._transfer, None
@@ -218,9 +269,9 @@ class Connection(asyncio.BufferedProtocol):
         pool = self._pool
         limit_s = pool.idle_timeout_s if self._phase is _Phase.IDLE else pool.stall_timeout_s
         left_s = self._touched_at + limit_s - self._loop.time()
-        if left_s > 0:
+        if left_s > 0 or self._phase is _Phase.BULK:
             # Idle connections look up no less often, for they may be busy by then.
-            self._timer = self._loop.call_later(min(left_s, pool.stall_timeout_s), self._watch)
+            self._timer = self._loop.call_later(min(max(left_s, 0.1), pool.stall_timeout_s), self._watch)
         elif self._phase is _Phase.IDLE:
             self.give_up("not needed")
         else:

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import Executor
 
 from mooncake_node.obs.log import get_logger
+from mooncake_node.planes import bulk
 from mooncake_node.planes.port import Lender, Loan, RefusedError
 from mooncake_node.planes.tcp_counters import TcpCounters
 from mooncake_node.planes.tcp_frames import (
@@ -34,8 +36,10 @@ class LoanBrokenError(Exception):
 class TcpSender:
     """Serves data connections. Between connections it keeps nothing but its counters."""
 
-    def __init__(self, counters: TcpCounters, *, stall_timeout_s: float) -> None:
+    def __init__(self, counters: TcpCounters, threads: Executor, *, stall_timeout_s: float) -> None:
+        """*threads*: for large objects."""
         self._counters = counters
+        self._threads = threads
         self._stall_timeout_s = stall_timeout_s
 
     async def serve(self, sock: socket.socket, peer: str, lender: Lender) -> None:
@@ -86,6 +90,10 @@ class TcpSender:
         left = loan.nbytes
         try:
             await self._send(sock, pack(Reply(request_id=request.request_id, nbytes=left)))
+            if loan.view is not None and left >= bulk.BULK_NBYTES_MIN:
+                await self._push(sock, loan.view)
+                counters.sent_nbytes += left
+                return
             async with _closing(loan.parts()) as parts:
                 async for part in parts:
                     if part.nbytes > left:
@@ -102,6 +110,18 @@ class TcpSender:
         except BaseException:
             counters.loans_broken += 1
             raise
+
+    async def _push(self, sock: socket.socket, data: memoryview) -> None:
+        """In a thread, which has ended when this ends: until then it reads the lender's memory."""
+        loop = asyncio.get_running_loop()
+        pushing = loop.run_in_executor(self._threads, bulk.push, sock, data, self._stall_timeout_s)
+        try:
+            await asyncio.shield(pushing)
+        finally:
+            if not pushing.done():
+                bulk.stop(sock)
+                await asyncio.wait([pushing])
+                pushing.exception()
 
     async def _send(self, sock: socket.socket, data: bytes | memoryview) -> None:
         async with asyncio.timeout(self._stall_timeout_s):

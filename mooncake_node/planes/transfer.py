@@ -17,6 +17,7 @@ class Transfer:
         self.source = source
         self.local_offset = local_offset
         self.reason = ""
+        self.xxh3: int | None = None
         # Stops whoever works on it; called once at most, and not after the end. Set by whoever does.
         self.stop: Callable[[str], None] | None = None
         self._on_end = on_end

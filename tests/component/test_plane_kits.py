@@ -30,6 +30,10 @@ class FakeLoan:
         self._lender = lender
         self._content = memoryview(content)
 
+    @property
+    def view(self) -> memoryview | None:
+        return self._content if self._lender.lies_in_memory else None
+
     async def parts(self) -> AsyncIterator[memoryview]:
         lender = self._lender
         lender.parts_open += 1
@@ -53,6 +57,7 @@ class FakeLender:
         self.parts_open = 0  # generators of parts that have begun and not ended
         self.part_nbytes = 1 * MIB
         self.announced_too_many = 0
+        self.lies_in_memory = False  # its bytes can be had at once
         self.breaks = False  # after the first part of every loan
         self.gate = asyncio.Event()  # every part waits here
         self.gate.set()

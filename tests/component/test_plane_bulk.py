@@ -1,0 +1,90 @@
+"""Large objects, which go through a thread at both ends of a connection."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from mooncake_node.planes import Outcome
+from mooncake_node.planes.bulk import BULK_NBYTES_MIN
+from mooncake_node.planes.tcp_frames import Reply, Request, body_nbytes, decode_request, pack
+from tests.component.test_plane_kits import GUARD, HANG_LIMIT_S, MIB, on, until
+from tests.support.patterns import pattern
+
+BIG = 4 * MIB  # more than the sockets keep while nobody reads, less than the pool
+
+
+def asking(source) -> bytes:
+    return pack(Request(request_id=1, key=source.key, replica_id=3, generation=5, lease_token=7, nbytes=source.nbytes))
+
+
+async def request_on(sock: socket.socket) -> Request:
+    data = await asyncio.get_running_loop().sock_recv(sock, 4096)
+    return decode_request(data[4 : 4 + body_nbytes(data)])
+
+
+@on("tcp")
+@pytest.mark.parametrize("nbytes", [5000, BULK_NBYTES_MIN - 1, BULK_NBYTES_MIN, BIG + 1])
+async def test_what_lies_in_memory_comes_whole_and_with_its_checksum_if_it_is_large(kit, nbytes):
+    kit.lender.lies_in_memory = True
+    source = kit.add("k", nbytes)
+    ticket = kit.plane.submit(source, 0)
+    assert await ticket.done(HANG_LIMIT_S) is Outcome.OK
+    assert kit.pool[:nbytes] == pattern("k", nbytes)
+    assert kit.is_untouched(nbytes, len(kit.pool))
+    assert ticket.xxh3 == (xxh3_64_intdigest(pattern("k", nbytes)) if nbytes >= BULK_NBYTES_MIN else None)
+    assert kit.plane.counters.received_nbytes == kit.far.counters.sent_nbytes == nbytes
+    # The connection goes on.
+    assert await kit.plane.submit(kit.add("l", 5000), 0).done(HANG_LIMIT_S) is Outcome.OK
+    assert kit.plane.facts()["connections"] == 1
+
+
+@on("tcp", sender_stall_timeout_s=0.1)
+async def test_a_large_object_in_memory_that_is_not_taken_is_a_stall(kit):
+    kit.lender.lies_in_memory = True
+    source = kit.add("k", BIG)
+    sock = await kit.dial("far")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with contextlib.closing(sock):
+        await asyncio.get_running_loop().sock_sendall(sock, asking(source))
+        await until(lambda: kit.far.counters.stalled, "the sender has had enough")
+    await until(lambda: not kit.lender.lent, "the loan ends")
+
+
+@on("tcp")
+async def test_a_sender_that_is_ended_while_it_sends_a_large_object_ends_its_loan(kit):
+    kit.lender.lies_in_memory = True
+    source = kit.add("k", BIG)
+    sock = await kit.dial("far")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with contextlib.closing(sock):
+        await asyncio.get_running_loop().sock_sendall(sock, asking(source))
+        await until(lambda: kit.lender.lent, "the loan begins")
+        await kit.hang_up()
+        assert not kit.lender.lent
+
+
+@on("tcp")
+async def test_a_receiver_that_gives_up_a_large_object_writes_no_more_of_it(kit):
+    content = memoryview(bytes(BIG))
+    sent = asyncio.Event()
+
+    async def serve(sock: socket.socket) -> None:
+        with contextlib.closing(sock), contextlib.suppress(OSError):
+            request = await request_on(sock)
+            await asyncio.get_running_loop().sock_sendall(sock, pack(Reply(request_id=request.request_id, nbytes=BIG)))
+            await asyncio.get_running_loop().sock_sendall(sock, content[:MIB])
+            await sent.wait()
+            await asyncio.get_running_loop().sock_sendall(sock, content[MIB:])
+
+    kit.serve = serve
+    ticket = kit.plane.submit(kit.add("k", BIG), 0)
+    await until(lambda: kit.pool[MIB - 1] == 0, "some of it came")
+    assert await ticket.done(0) is Outcome.FAILED
+    await ticket.quiesced()
+    kit.pool[:BIG] = bytes((GUARD,)) * BIG
+    sent.set()
+    await asyncio.gather(*kit.served, return_exceptions=True)
+    assert kit.is_untouched(0, len(kit.pool))
