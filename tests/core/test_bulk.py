@@ -94,7 +94,7 @@ def test_where_others_wait_for_room_nothing_is_done(make_core):
     core.release(a, view)
 
 
-@pytest.mark.parametrize("nbytes", [2 * PAGE, 2048])
+@pytest.mark.parametrize("nbytes", [2 * PAGE, 1400])
 def test_room_in_pieces_is_not_enough_and_all_of_it_is_given_back(make_core, nbytes):
     core = make_core(pages=16)
     a = core.open()
