@@ -20,6 +20,7 @@ from mooncake_node.core.master import Master
 from mooncake_node.core.refusal import Refusal
 from mooncake_node.core.report import holders, leases
 from mooncake_node.core.scan import Scan
+from mooncake_node.directory.port import DirectoryError
 from mooncake_node.peers import messages
 from mooncake_node.peers.messages import PeerRequest
 from mooncake_node.server.translate import holder, lease_holder, object_info
@@ -72,6 +73,7 @@ class Answers:
             messages.Unwatch: self._unwatch,
             messages.Appeared: self._appeared,
             messages.GetHolders: self._get_holders,
+            messages.Announce: self._announce,
         }
 
     async def handle(self, peer: str, request: PeerRequest) -> Message | None:
@@ -181,6 +183,13 @@ class Answers:
         found = [holder(report, now_ns) for report in holders(self._master, request.key)]
         found += [lease_holder(report) for report in leases(self._master, request.key, now_ns)]
         return wire.HolderList(request.request_id, found)
+
+    async def _announce(self, _peer: str, request: messages.Announce) -> Message:
+        try:
+            await self._membership.look()
+        except DirectoryError as error:
+            raise Refusal(Code.NOT_READY, f"the directory is away: {error}") from error
+        return wire.Done(request.request_id)
 
     def _info(self, replica: Any, now_ns: int) -> wire.ObjectInfo:
         (pins,) = self._master.objects.index.readers.pin_counts([replica])

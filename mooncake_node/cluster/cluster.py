@@ -32,7 +32,7 @@ from mooncake_node.peers.errors import PeerError
 from mooncake_node.peers.identity import Me
 from mooncake_node.peers.links import PeerLinks
 from mooncake_node.peers.listener import PeerListener
-from mooncake_node.peers.messages import PeerRequest
+from mooncake_node.peers.messages import Announce, PeerRequest
 from mooncake_node.peers.tasks import Tasks
 from mooncake_node.planes.tcp import TcpPlane
 from mooncake_node.tiers import Tier, TierRecord
@@ -40,6 +40,8 @@ from mooncake_node.tiers import Tier, TierRecord
 # How often it is looked at what has become due without an event.
 _TIDY_S = 1.0
 _JOIN_PAUSE_S = 0.5
+# A node that does not hear of a new life in that time sees it at its next renewal.
+_ANNOUNCE_S = 2.0
 
 log = get_logger()
 T = TypeVar("T")
@@ -83,6 +85,8 @@ class Cluster:
         self._lending: Lending | None = None
         self._plane: TcpPlane | None = None
         self._served_until_ns = 0
+        # What lies in the tier and was not adopted: objects, bytes.
+        self._unclaimed = (0, 0)
         self._patient_until_s = 0.0
 
     # -- start and stop ----------------------------------------------------------------------------------------------
@@ -124,8 +128,9 @@ class Cluster:
                     for h in entry.holdings
                 ):
                     kept.append(record)
+        self._unclaimed = (len(found) - len(kept), sum(r.nbytes for r in found) - sum(r.nbytes for r in kept))
         if len(kept) < len(found):
-            log.warning("objects_unclaimed", objects=len(found) - len(kept))
+            log.warning("objects_unclaimed", objects=self._unclaimed[0], nbytes=self._unclaimed[1])
         return kept
 
     def connect(
@@ -180,6 +185,7 @@ class Cluster:
         service.connect(
             changes=changes,
             entries=entries,
+            fan_out=fan_out,
             membership=membership,
             watches=watches,
             links=links,
@@ -236,10 +242,11 @@ class Cluster:
                     node.name: {
                         "incarnation": node.incarnation,
                         "endpoint": node.endpoint,
-                        "free_bytes": node.free_bytes,
+                        "free_bytes": self._free_bytes() if node is membership.me else node.free_bytes,
                     }
                     for node in (membership.me, *membership.others.values())
                 },
+                "unclaimed": {"objects": self._unclaimed[0], "bytes": self._unclaimed[1]},
                 "copies": self._copies.facts(),
                 "links": self._links.facts(),
                 "listener": self._listener.facts(),
@@ -277,10 +284,16 @@ class Cluster:
 
     # -- life --------------------------------------------------------------------------------------------------------
 
+    async def _announce(self) -> None:
+        """Have the others know of this life before anybody here can put what they should hear of."""
+        calls = [self._links.call(node, Announce(0), _ANNOUNCE_S) for node in self.membership.others]
+        await asyncio.gather(*calls, return_exceptions=True)
+
     async def _return(self) -> None:
         """The directory hears of everything this node has, under its present life."""
         master = self._master
         assert master is not None
+        await self._announce()
         if self.membership.clear_epoch > master.clear_epoch:
             await self._changes.clear_here(self.membership.clear_epoch)
         await self._entries.tell_all()

@@ -206,8 +206,8 @@ class Copies:
             await asyncio.wait([released])
             failure = None
         except _Stale as stale:
-            failure = Refusal(Code.NOT_FOUND, f"no such object any more: {stale}")
             again = await self._look_again(into, sources)
+            failure = _refusal_of(stale, sources)
         except Refusal as refusal:
             failure = refusal
             sources.failed |= {source.node}
@@ -237,7 +237,7 @@ class Copies:
         current = self._master.table.current.get(into.key)
         if failure is None and (current is None or current.generation != into.generation):
             # It was given up while it was published.
-            self._tasks.run(self._directory.withdraw([(into.key, *self._me, into.generation)]))
+            self._entries.mark(into.key, Due(into.generation))
         if ticket is not None:
             self._tasks.run(self._quiesce(into, ticket))
         self._settle()
@@ -320,6 +320,12 @@ class Copies:
     @property
     def _me(self) -> tuple[str, int]:
         return self._membership.me.name, self._membership.me.incarnation
+
+
+def _refusal_of(stale: _Stale, sources: Sources) -> Refusal:
+    if sources.looks > LOOKS_MAX:
+        return Refusal(Code.NOT_READY, f"it changes faster than it can be copied: {stale}")
+    return Refusal(Code.NOT_FOUND, f"no such object any more: {stale}")
 
 
 def _range(source: Holding, membership: Membership, key: str, item: ReplicaItem) -> RemoteRange:

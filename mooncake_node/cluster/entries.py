@@ -102,15 +102,16 @@ class Entries:
 
     # -- at once -----------------------------------------------------------------------------------------------------
 
-    async def create(self, replicas: Sequence[Replica]) -> list[Refusal | None]:
+    async def create(self, replicas: Sequence[Replica]) -> tuple[list[Refusal | None], list[tuple[str, list[Holding]]]]:
         """Have the directory take unpublished generations of this node; None: it has, or it is away.
 
-        Those it has are `told`, and no other node serves what they replace once this has returned.
+        Those it has are `told`. With the keys and holdings of what they replace on living nodes: that is to be dropped
+        when they are readable here, and before anybody is answered.
         """
         answers: dict[int, Refusal | None] = {}
         open_ones = {replica.replica_id: replica for replica in replicas}
         dead: dict[int, tuple[tuple[str, int], ...]] = {}
-        replaced: list[tuple[str, Sequence[Holding]]] = []
+        replaced: list[tuple[str, list[Holding]]] = []
         for _ in range(_ATTEMPTS_MAX):
             batch = list(open_ones.values())
             if not batch:
@@ -143,8 +144,7 @@ class Entries:
         else:
             for replica_id in open_ones:
                 answers[replica_id] = Refusal(Code.NOT_READY, "the key changes owners too fast; try again")
-        await self._fan_out.drop(replaced, is_replaced=True)
-        return [answers.get(replica.replica_id) for replica in replicas]
+        return [answers.get(replica.replica_id) for replica in replicas], replaced
 
     async def _create(
         self, items: Sequence[tuple[Replica, bool, tuple[tuple[str, int], ...]]]

@@ -100,7 +100,8 @@ class FanOut:
 
     async def drop_by_all(self, items: list[tuple[str, int]]) -> None:
         """Have every node that lives drop these generations of keys and all before them."""
-        await self.everyone(lambda: Drop(0, items))
+        if items:
+            await self.everyone(lambda: Drop(0, items))
 
     async def everyone(self, make: Callable[[], PeerRequest]) -> int:
         """Ask all other nodes that live; the sum of their counts."""

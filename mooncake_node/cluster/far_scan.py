@@ -1,7 +1,6 @@
 """A listing that goes on over other nodes, when this one's own objects have been listed."""
 
 from mooncake_client import wire
-from mooncake_node.core.master import Master
 from mooncake_node.peers.errors import PeerError
 from mooncake_node.peers.links import PeerLinks
 from mooncake_node.peers.messages import ListOwned
@@ -12,11 +11,12 @@ _CALL_S = 10.0
 class FarScan:
     """What the living nodes own under *prefix*, one page after the other."""
 
-    def __init__(self, links: PeerLinks, nodes: list[str], prefix: str, master: Master) -> None:
+    def __init__(self, links: PeerLinks, nodes: list[str], prefix: str, listed: set[str]) -> None:
+        """*listed*: keys of this node, which were shown with its own."""
         self._links = links
         self._nodes = nodes
         self._prefix = prefix
-        self._master = master
+        self._listed = listed
         self._cursor = 0
 
     @property
@@ -35,6 +35,7 @@ class FarScan:
         self._cursor = reply.cursor if isinstance(reply, wire.Infos) else 0
         if not self._cursor:
             del self._nodes[0]
-        # What this node has too was listed with its own.
-        here = self._master.table.current
-        return [item for item in items if isinstance(item, wire.ObjectInfo) and item.key not in here]
+        new = [item for item in items if isinstance(item, wire.ObjectInfo) and item.key not in self._listed]
+        # One may move to a node that is asked later.
+        self._listed.update(item.key for item in new)
+        return new

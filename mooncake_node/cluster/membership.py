@@ -113,8 +113,12 @@ class Membership:
         """
         newest = max((holding.incarnation for holding in holdings), default=0)
         if newest > self._newest:
-            self._take(await self._directory.members())
+            await self.look()
             self._newest = max(self._newest, newest)
+
+    async def look(self) -> None:
+        """See who lives now; raises DirectoryError."""
+        self._take(await self._directory.members())
 
     async def live_on(self) -> None:
         """Returns when others surely take this node for alive; raises DirectoryError."""

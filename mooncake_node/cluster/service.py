@@ -7,7 +7,7 @@ waits for the directory and for them, in a task of its own, and is answered when
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mooncake_client import wire
 from mooncake_client.codes import Code
@@ -15,6 +15,7 @@ from mooncake_client.errors import StoreError
 from mooncake_node.cluster.changes import Changes
 from mooncake_node.cluster.dues import Due
 from mooncake_node.cluster.entries import Entries
+from mooncake_node.cluster.fanout import FanOut
 from mooncake_node.cluster.far_scan import FarScan
 from mooncake_node.cluster.holdings import live_holdings
 from mooncake_node.cluster.membership import Membership
@@ -23,7 +24,7 @@ from mooncake_node.cluster.watches import Watches
 from mooncake_node.core.refusal import Refusal
 from mooncake_node.core.replica import Replica
 from mooncake_node.core.waiting import Waiter, Want
-from mooncake_node.directory.port import DirectoryError
+from mooncake_node.directory.port import DirectoryError, Holding
 from mooncake_node.peers.errors import PeerError
 from mooncake_node.peers.links import PeerLinks
 from mooncake_node.peers.messages import GetHolders, GetInfo
@@ -37,6 +38,13 @@ Item = wire.Published | wire.Failure | wire.Deferred
 
 _CALL_S = 5.0
 _FAR_SCANS_MAX = 8
+
+
+class _Begun(NamedTuple):
+    """What held when the directory was told of a put."""
+
+    life: int  # of this node
+    epoch: int
 
 
 class ClusterService(Service):
@@ -67,6 +75,7 @@ class ClusterService(Service):
         *,
         changes: Changes,
         entries: Entries,
+        fan_out: FanOut,
         membership: Membership,
         watches: Watches,
         links: PeerLinks,
@@ -76,6 +85,7 @@ class ClusterService(Service):
         """The other nodes, before the first request."""
         self._changes = changes
         self._entries = entries
+        self._fan_out = fan_out
         self._membership = membership
         self._watches = watches
         self._links = links
@@ -147,24 +157,35 @@ class ClusterService(Service):
     async def _publish(self, client: Client, request: wire.Request, items: Sequence[Item | Replica]) -> wire.Message:
         """Publish those items that are reservations, in the directory and then here; the others are answers."""
         shared = [r for r in items if isinstance(r, Replica) and r.contract.scope != "node"]
+        refusals: list[Refusal | None] = []
+        replaced: list[tuple[str, list[Holding]]] = []
         with self._entries.publishing(shared):
-            life = self._membership.me.incarnation
+            begun = _Begun(self._membership.me.incarnation, self.master.clear_epoch)
             try:
-                refusals = await self._entries.create(shared)
+                refusals, replaced = await self._entries.create(shared)
+                # The answer may have come to a node that the others have taken for dead meanwhile.
+                await self._membership.live_on()
                 await self._points.hit("NodeAfterDirectoryCreate")
+            except DirectoryError:
+                refusals = refusals or [None] * len(shared)
+                for replica in shared:
+                    if replica.told:
+                        replica.told = False
+                        self._entries.mark(replica.key, Due(replica.generation))
             except (Refusal, StoreError) as error:
                 # Not known to hold everywhere: taken back.
                 refusals = [Refusal(Code(error.code), error.message)] * len(shared)
             refused = {r.replica_id: refusal for r, refusal in zip(shared, refusals, strict=True)}
             answers = [
-                self._end(client, item, life, refused.get(item.replica_id)) if isinstance(item, Replica) else item
+                self._end(client, item, begun, refused.get(item.replica_id)) if isinstance(item, Replica) else item
                 for item in items
             ]
-        await self._changes.on_disk()
+        # Only now, when the new ones are readable: in between nobody would find either.
+        await asyncio.gather(self._changes.on_disk(), self._fan_out.drop(replaced, is_replaced=True))
         return wire.PutEnded(request.request_id, answers)
 
-    def _end(self, client: Client, replica: Replica, life: int, refusal: Refusal | None) -> Item:
-        """One reservation becomes readable here, or is given back. *life*: in which the directory was told of it."""
+    def _end(self, client: Client, replica: Replica, begun: "_Begun", refusal: Refusal | None) -> Item:
+        """One reservation becomes readable here, or is given back."""
         now_ns, key = time.monotonic_ns(), replica.key
         was_told, generation = replica.told, replica.generation
         try:
@@ -178,11 +199,14 @@ class ClusterService(Service):
             if was_told:
                 # It was given up meanwhile, by its client's death or a clear.
                 self._entries.mark(key, Due(generation))
+                if error is not refusal and error.code is Code.NOT_FOUND and begun.epoch == self.master.clear_epoch:
+                    # Put, and removed or replaced by somebody else since.
+                    return wire.Published(generation, replica.nbytes, "cluster")
             if replica.replica_id in client.session.reservations:
                 replica.told = False
                 self.master.put_revoke(client.session, replica.replica_id, now_ns)
             return failure(error)
-        if was_told and life != self._membership.me.incarnation:
+        if was_told and begun.life != self._membership.me.incarnation:
             # What was told is void, and the inventory of this life has passed over what was not readable yet.
             replica.told = False
             self._entries.mark(key, Due(generation))
@@ -251,8 +275,11 @@ class ClusterService(Service):
             return reply
         for index, entry in zip(missing, entries, strict=True):
             living = live_holdings(entry, self._membership, self.master.clear_epoch)
-            # One of this node's own that is not here is being published or withdrawn.
-            reply.items[index] = any(holding.node != self._membership.me.name for holding in living)
+            # One of this node's own that is not here is being published, and replaces one elsewhere, or is withdrawn.
+            key, me = request.keys[index], self._membership.me.name
+            writing = self.master.table.writing.get(key)
+            is_replaced = writing is not None and writing.replaces
+            reply.items[index] = any(holding.node != me or is_replaced for holding in living)
         return reply
 
     def _info_shared(self, client: Client, request: wire.Info, now_ns: int) -> wire.Message | None:
@@ -301,7 +328,8 @@ class ClusterService(Service):
             cursor = client.next_cursor
             client.next_cursor += 1
             nodes = sorted(self._membership.others)
-            client.far_scans[cursor] = FarScan(self._links, nodes, request.prefix, self.master)
+            listed = {key for key in self.master.table.current if key.startswith(request.prefix)}
+            client.far_scans[cursor] = FarScan(self._links, nodes, request.prefix, listed)
             if len(client.far_scans) > _FAR_SCANS_MAX:
                 del client.far_scans[next(iter(client.far_scans))]
             reply.cursor = cursor

@@ -107,7 +107,7 @@ class Admission:
             if replica.state is not ReplicaState.ON_DISK:
                 self.local_hits += 1
                 return self._objects.take(session, replica, now_ns)
-        elif key in self._table.writing:
+        elif key in self._table.writing and not self._may_replace_far(key):
             return self._enter(session, Want.READ, key, now_ns, deadline_ns)
         elif not self._config.has_peers:
             raise self.missing(key)
@@ -134,9 +134,13 @@ class Admission:
         if replica is not None:
             self.check_served(replica, now_ns)
             return replica
-        if key in self._table.writing:
+        if key in self._table.writing and not self._may_replace_far(key):
             raise Refusal(Code.NOT_READY, "being written")
         raise self.missing(key)
+
+    def _may_replace_far(self, key: str) -> bool:
+        """What is written may replace what another node has, which can be read until then."""
+        return self._config.has_peers and self._table.writing[key].replaces
 
     def check_served(self, replica: Replica, now_ns: int) -> None:
         """Refuse a secondary replica while this node is cut off: it may be removed elsewhere."""
@@ -152,10 +156,7 @@ class Admission:
     def check_handle(self, session: Session) -> None:
         """Refuse one more reference to a client that has too many."""
         if len(session.handles) >= self._config.handles_max:
-            raise Refusal(
-                Code.INVALID_ARGUMENT,
-                f"this client holds {len(session.handles)} views; release some first",
-            )
+            raise Refusal(Code.INVALID_ARGUMENT, f"this client holds {len(session.handles)} views; release some first")
 
     # -- load ----------------------------------------------------------------------------------------------------
 
@@ -170,13 +171,9 @@ class Admission:
     def _queue(self, loading: Loading, now_ns: int) -> None:
         """A load waits for room, among the puts."""
         waiter = loading.waiter = Waiter(
-            session=self._loader,
-            want=Want.ROOM,
-            key=loading.key,
-            deadline_ns=_NEVER_NS,
-            began_ns=now_ns,
-            nbytes=loading.nbytes,
+            session=self._loader, want=Want.ROOM, key=loading.key, deadline_ns=_NEVER_NS, began_ns=now_ns
         )
+        waiter.nbytes = loading.nbytes
         self.waiting.add(waiter)
 
     def located(self, loading: Loading, found: Found | None, refusal: Refusal, now_ns: int) -> None:
@@ -204,7 +201,8 @@ class Admission:
     def _fail(self, loading: Loading, refusal: Refusal, now_ns: int) -> None:
         self.loads.failed(loading)
         for waiter in self.waiting.of_key(loading.key):
-            if waiter.want is Want.LOAD:
+            # Those who wait for what is not there wait on for one who writes it.
+            if waiter.want is Want.LOAD and loading.key not in self._table.writing:
                 self._answer(waiter, refusal)
         self.settle_key(loading.key, now_ns)
 
@@ -339,8 +337,7 @@ class Admission:
         self._reclaim.windows.gather()
         if not (self._objects.room_came_back or self.waiting.moved_up):
             return
-        passed_over = 0  # they stay at the front of the queue
-        too_large_nbytes = 1 << 62  # there is no room for that much
+        passed_over, too_large_nbytes = 0, 1 << 62  # they stay at the front of the queue; no room for that much
         while batch := list(islice(self.waiting.for_room.values(), passed_over, PUTS_RETRIED_MAX)):
             for waiter in batch:
                 if waiter.nbytes < too_large_nbytes:
@@ -348,6 +345,10 @@ class Admission:
                 if waiter.open and waiter.want is Want.ROOM:
                     passed_over += 1
                     too_large_nbytes = min(too_large_nbytes, waiter.nbytes)
+        # What was dropped for one of them may have left room for one before it.
+        while fitting := self.waiting.first_within(self._objects.space.largest_free_extent):
+            self._continue(fitting, now_ns)
+            assert fitting.want is not Want.ROOM or not fitting.open, "there was room"
         self._objects.room_came_back = self.waiting.moved_up = False
 
     def expire(self, now_ns: int) -> None:
@@ -428,10 +429,7 @@ class Admission:
                 return self._no_room(loading.nbytes, waited_s, now_ns)
             return Refusal(Code.NOT_READY, f"still on its way into memory after {waited_s:g} s")
         writer = self._sessions[self._table.writing[waiter.key].writer]
-        return Refusal(
-            Code.NOT_READY,
-            f"still being written by {writer.name} (pid {writer.pid}) after {waited_s:g} s",
-        )
+        return Refusal(Code.NOT_READY, f"still being written by {writer.name} (pid {writer.pid}) after {waited_s:g} s")
 
     def _no_room(self, nbytes: int, waited_s: float, now_ns: int) -> Refusal:
         report = room_report(self._objects, self._sessions.values(), now_ns)

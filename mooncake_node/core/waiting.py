@@ -7,6 +7,7 @@ shell needs one timer.
 import heapq
 from collections import OrderedDict
 from enum import Enum
+from itertools import islice
 
 import msgspec
 
@@ -108,6 +109,11 @@ class WaitingRoom:
     def head(self) -> Waiter | None:
         """The first of those for room."""
         return next(iter(self.for_room.values()), None)
+
+    def first_within(self, nbytes: int) -> Waiter | None:
+        """The first of those for room, as far as they are looked at, that wants no more than *nbytes*."""
+        looked_at = islice(self.for_room.values(), PUTS_RETRIED_MAX)
+        return next((waiter for waiter in looked_at if waiter.nbytes <= nbytes), None)
 
     def of_key(self, key: str) -> list[Waiter]:
         """The open waiters of *key*, in order of arrival."""

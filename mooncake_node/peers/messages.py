@@ -93,6 +93,10 @@ class GetHolders(Message, tag=51):
     key: str
 
 
+class Announce(Message, tag=52):
+    """The sender has begun a life: look who lives. `Done` when its objects are counted with those of all others."""
+
+
 class ReplicaItem(msgspec.Struct, array_like=True, tag=1, gc=False, kw_only=True):
     """One replica, ready to be read by a data plane, or whole."""
 
@@ -127,5 +131,6 @@ PeerRequest = (
     | Unwatch
     | Appeared
     | GetHolders
+    | Announce
 )
 PeerReply = wire.Failed | wire.Done | wire.Flags | wire.Infos | wire.Count | wire.HolderList | Replicas

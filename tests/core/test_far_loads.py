@@ -210,11 +210,11 @@ def test_a_search_that_ends_after_a_put_of_the_same_key_began_leaves_the_put_alo
     loading = core.far.sought()
     put = core.put(b, "k")
     core.far.located(loading, None)
-    assert core.refusal_for(reader) is NOT_THERE
+    assert reader.want is Want.READ, "what is not elsewhere is about to be here"
     late = core.get(a, "k")
     assert late.want is Want.READ
     core.end(b, put)
-    assert core.handle_for(late).replica is put
+    assert [(waiter, handle.replica) for waiter, handle in core.answers()] == [(reader, put), (late, put)]
 
 
 def test_only_a_clients_own_reservation_is_renumbered(core):
