@@ -59,13 +59,14 @@ class _Stale(Exception):  # noqa: N818  it is an outcome
 class Sources:
     """Who has an object, best first, and how its load has fared so far."""
 
-    __slots__ = ("failed", "holdings", "looks", "transfers")
+    __slots__ = ("failed", "generations", "holdings", "looks", "transfers")
 
     def __init__(self, holdings: list[Holding]) -> None:
         self.holdings = holdings
         self.looks = 0
         self.transfers = 0
         self.failed: frozenset[str] = frozenset()  # nodes from which a transfer failed
+        self.generations: frozenset[int] = frozenset()  # that were there and were not when they were asked for
 
 
 class Copies:
@@ -161,6 +162,7 @@ class Copies:
         sources = Sources(holdings)
         if before is not None:
             sources.looks, sources.transfers, sources.failed = before.looks, before.transfers, before.failed
+            sources.generations = before.generations
         return found_at(entry.owner or holdings[0], sources)
 
     def _missing(self, entry: Entry) -> Refusal:
@@ -206,8 +208,8 @@ class Copies:
             await asyncio.wait([released])
             failure = None
         except _Stale as stale:
+            failure = _refusal_of(stale, into, sources)
             again = await self._look_again(into, sources)
-            failure = _refusal_of(stale, sources)
         except Refusal as refusal:
             failure = refusal
             sources.failed |= {source.node}
@@ -322,8 +324,9 @@ class Copies:
         return self._membership.me.name, self._membership.me.incarnation
 
 
-def _refusal_of(stale: _Stale, sources: Sources) -> Refusal:
-    if sources.looks > LOOKS_MAX:
+def _refusal_of(stale: _Stale, into: Replica, sources: Sources) -> Refusal:
+    sources.generations |= {into.generation}
+    if sources.looks >= LOOKS_MAX and len(sources.generations) > 1:
         return Refusal(Code.NOT_READY, f"it changes faster than it can be copied: {stale}")
     return Refusal(Code.NOT_FOUND, f"no such object any more: {stale}")
 

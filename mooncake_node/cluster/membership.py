@@ -14,6 +14,8 @@ from mooncake_node.peers.tasks import Tasks
 
 # Renewals within one time to live.
 _RENEWALS = 3
+# What waits for a new life waits for its inventory no longer than that.
+_RETURN_S = 1.0
 
 log = get_logger()
 
@@ -121,9 +123,14 @@ class Membership:
         self._take(await self._directory.members())
 
     async def live_on(self) -> None:
-        """Returns when others surely take this node for alive; raises DirectoryError."""
+        """Returns when others surely take this node for alive; raises DirectoryError.
+
+        If that takes a new life, it is waited for a little that others can know what this node has.
+        """
         if time.monotonic_ns() >= self._served_until_ns:
             await self.renew()
+            if self._returning is not None and not self.is_serving:
+                await asyncio.wait([self._returning], timeout=_RETURN_S)
 
     async def renew(self) -> None:
         """Live on for the time to live from now, in a new life if this one has lapsed; raises DirectoryError."""

@@ -5,6 +5,7 @@ waits for the directory and for them, in a task of its own, and is answered when
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from mooncake_node.cluster.membership import Membership
 from mooncake_node.cluster.points import Points
 from mooncake_node.cluster.watches import Watches
 from mooncake_node.core.refusal import Refusal
-from mooncake_node.core.replica import Replica
+from mooncake_node.core.replica import Replica, ReplicaState
 from mooncake_node.core.waiting import Waiter, Want
 from mooncake_node.directory.port import DirectoryError, Holding
 from mooncake_node.peers.errors import PeerError
@@ -156,9 +157,13 @@ class ClusterService(Service):
 
     async def _publish(self, client: Client, request: wire.Request, items: Sequence[Item | Replica]) -> wire.Message:
         """Publish those items that are reservations, in the directory and then here; the others are answers."""
-        shared = [r for r in items if isinstance(r, Replica) and r.contract.scope != "node"]
+        # One that was given up by a clear is refused below.
+        new = [r for r in items if isinstance(r, Replica) and r.state is ReplicaState.WRITING]
+        shared = [replica for replica in new if replica.contract.scope != "node"]
         refusals: list[Refusal | None] = []
         replaced: list[tuple[str, list[Holding]]] = []
+        with contextlib.suppress(DirectoryError):
+            await self._membership.live_on()
         with self._entries.publishing(shared):
             begun = _Begun(self._membership.me.incarnation, self.master.clear_epoch)
             try:

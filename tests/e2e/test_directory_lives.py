@@ -162,6 +162,7 @@ def test_copies_of_a_node_cut_off_are_not_served_after_its_life_is_over(tmp_path
             passage.mend()
             cluster.await_members()
             cluster.agree()
+            eventually(lambda: cluster.stats(1)["directory"]["is_serving"], "the node's inventory to be through")
             assert one.get("k0") == b"old"
             assert one.get("k1") == b"new"
             assert one.exists("k2") is False
