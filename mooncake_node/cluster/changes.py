@@ -102,7 +102,7 @@ class Changes:
         there" is not to find it either.
         """
         current = self._master.table.current.get(key)
-        if current is not None and current.owner is not None and current.generation <= generation:
+        if current is not None and current.told and current.generation <= generation:
             self._master.peers.drop(key, generation, time.monotonic_ns())
             late.append((key, generation))
 

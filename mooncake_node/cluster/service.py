@@ -39,6 +39,8 @@ Item = wire.Published | wire.Failure | wire.Deferred
 
 _CALL_S = 5.0
 _FAR_SCANS_MAX = 8
+# How often what moves between nodes is looked for.
+_LOOKS_MAX = 3
 
 
 class _Begun(NamedTuple):
@@ -284,27 +286,42 @@ class ClusterService(Service):
             key, me = request.keys[index], self._membership.me.name
             writing = self.master.table.writing.get(key)
             is_replaced = writing is not None and writing.replaces
-            reply.items[index] = any(holding.node != me or is_replaced for holding in living)
+            # It may have come here while the directory was asked.
+            is_here = self.master.is_readable(key, time.monotonic_ns())
+            reply.items[index] = is_here or any(holding.node != me or is_replaced for holding in living)
         return reply
 
     def _info_shared(self, client: Client, request: wire.Info, now_ns: int) -> wire.Message | None:
         reply = self._alone[wire.Info](client, request, now_ns)
         assert isinstance(reply, wire.Infos)
-        if not any(isinstance(item, wire.Failure) and item.code == Code.NOT_FOUND for item in reply.items):
+        if not any(map(_is_missing, reply.items)):
             return reply
-        self._later(client, request, self._info_elsewhere(request, reply))
+        self._later(client, request, self._info_of_all(client, request, reply))
         return None
 
-    async def _info_elsewhere(self, request: wire.Info, reply: wire.Infos) -> wire.Message:
-        missing = [
-            index
-            for index, item in enumerate(reply.items)
-            if isinstance(item, wire.Failure) and item.code == Code.NOT_FOUND
-        ]
+    async def _info_of_all(self, client: Client, request: wire.Info, reply: wire.Infos) -> wire.Message:
+        """Look elsewhere; what has moved meanwhile is looked for again, here and there."""
+        for _ in range(_LOOKS_MAX):
+            await self._info_elsewhere(request, reply)
+            again = [index for index, item in enumerate(reply.items) if _is_missing(item)]
+            if not again:
+                break
+            here = self._alone[wire.Info](
+                client, wire.Info(0, [], [request.keys[index] for index in again]), time.monotonic_ns()
+            )
+            assert isinstance(here, wire.Infos)
+            for index, item in zip(again, here.items, strict=True):
+                reply.items[index] = item
+            if all(_is_missing(item) for item in here.items):
+                break
+        return reply
+
+    async def _info_elsewhere(self, request: wire.Info, reply: wire.Infos) -> None:
+        missing = [index for index, item in enumerate(reply.items) if _is_missing(item)]
         try:
             entries = await self._entries.lookup([request.keys[index] for index in missing])
         except DirectoryError:
-            return reply
+            return
         of_node: dict[str, list[int]] = {}
         for index, entry in zip(missing, entries, strict=True):
             living = live_holdings(entry, self._membership, self.master.clear_epoch)
@@ -321,7 +338,6 @@ class ClusterService(Service):
             if isinstance(far, wire.Infos):
                 for index, item in zip(indexes, far.items, strict=True):
                     reply.items[index] = item
-        return reply
 
     def _list_shared(self, client: Client, request: wire.ListKeys, now_ns: int) -> wire.Message | None:
         far = client.far_scans.get(request.cursor) if request.cursor else None
@@ -365,3 +381,7 @@ class ClusterService(Service):
                     item.client = f"{item.client} (node {node})"
                     reply.items.append(item)
         return reply
+
+
+def _is_missing(item: object) -> bool:
+    return isinstance(item, wire.Failure) and item.code == Code.NOT_FOUND
