@@ -3,6 +3,7 @@
 import pytest
 
 from mooncake_client.codes import Code
+from mooncake_node.core.reclaim import DIRECT_PASSES_MAX
 from mooncake_node.core.sessions import Handle
 from mooncake_node.core.waiting import PUTS_RETRIED_MAX, PutMode, Want
 
@@ -312,3 +313,23 @@ def test_a_put_or_acquire_that_waited_gets_no_handle_past_the_limit(make_core):
     core.end(a, replica)
     assert core.refusal_for(waiting).code is Code.INVALID_ARGUMENT
     assert replica.refs == 0
+
+
+def test_what_is_dropped_for_one_that_waits_may_be_room_for_one_before_it(make_core):
+    """The first has dropped as much as one step may, in pieces too small for it; the second drops one large object."""
+    pieces = 8 * DIRECT_PASSES_MAX
+    core = make_core(pages=2 * pieces + 16)
+    a, b = core.open("a"), core.open("b")
+    handles, kept = [], []
+    for number in range(pieces):
+        handles.append(core.get(a, core.store(a, f"piece {number}").key))
+        kept.append(core.get(b, core.store(b, f"kept {number}").key))
+    handles.append(core.get(a, core.store(a, "large", 16 * PAGE).key))
+    first = core.put(b, "first", 8 * PAGE)
+    second = core.put(b, "second", 2 * PAGE)
+    core.release(a, *handles)
+    answers = core.answers()
+    assert [waiter for waiter, _ in answers] == [second, first]
+    for _, replica in answers:
+        core.revoke(b, replica)
+    core.release(b, *kept)
