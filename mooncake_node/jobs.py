@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -17,6 +17,7 @@ from mooncake_node.core.master import Master
 from mooncake_node.core.refusal import Refusal
 from mooncake_node.core.replica import Contract, Replica
 from mooncake_node.obs.log import get_logger
+from mooncake_node.pool import Room
 from mooncake_node.tiers import Tier, TierCorruptError, TierError, TierMeta, TierMissingError, TierRecord
 
 POINTS = {
@@ -39,16 +40,6 @@ _FLOOR_AHEAD_NS = 120 * 1_000_000_000
 _FLOOR_INTERVAL_S = 60.0
 
 log = get_logger()
-
-
-class Room(Protocol):
-    """The daemon's own way into G."""
-
-    def view(self, offset: int, nbytes: int) -> memoryview:
-        """Those bytes."""
-
-    def zero_tail(self, offset: int, nbytes: int) -> None:
-        """Zero what is reserved beyond an object's bytes."""
 
 
 class Jobs:

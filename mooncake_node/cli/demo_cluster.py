@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mooncake_node.cli.common import JsonOption
-from mooncake_node.cli.outcome import FAILED, CommandError
+from mooncake_node.cli.common import JsonOption, show_findings
+from mooncake_node.cli.outcome import CommandError
 from mooncake_node.settings import parse_size
 
 _AUTO = "auto"
@@ -48,12 +48,7 @@ def demo_cluster(
         )
     except run.DemoError as error:
         raise CommandError(str(error)) from error
-    if as_json:
-        print(show.findings_json(found))
-    else:
-        show.print_findings(Console(), found)
-    if not found.holds:
-        raise typer.Exit(FAILED)
+    show_findings(show, found, as_json=as_json)
 
 
 def _parse(size: str, option: str) -> int:

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from mooncake_client import wire
 from mooncake_client.codes import Code
@@ -19,20 +18,11 @@ from mooncake_node.directory.port import Directory, DirectoryError
 from mooncake_node.peers.errors import PeerError
 from mooncake_node.peers.links import PeerLinks
 from mooncake_node.peers.messages import Clear, Pin, RemovePrefix
+from mooncake_node.server.service import TierJobs
 
 MS_NS = 1_000_000
 _SLICE_COUNT = 1000
 _CALL_S = 10.0
-
-
-class TierJobs(Protocol):
-    """Who runs what the core asks for of the offload tier."""
-
-    def start(self) -> asyncio.Future[None] | None:
-        """Begin the jobs of the core; a future of what is to be on disk before anybody is told, None if nothing is."""
-
-    async def remove_all(self) -> None:
-        """Remove everything that lies in the tier or is being written there now."""
 
 
 class Changes:

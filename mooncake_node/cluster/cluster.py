@@ -6,14 +6,14 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from mooncake_client import wire
 from mooncake_client.codes import Code
 from mooncake_client.faults import FaultTable
 from mooncake_node.cluster.answers import Answers
 from mooncake_node.cluster.borrowing import Borrowing
-from mooncake_node.cluster.changes import Changes, TierJobs
+from mooncake_node.cluster.changes import Changes
 from mooncake_node.cluster.copies import Copies
 from mooncake_node.cluster.entries import BATCH, Entries
 from mooncake_node.cluster.fanout import FanOut
@@ -35,6 +35,8 @@ from mooncake_node.peers.listener import PeerListener
 from mooncake_node.peers.messages import Announce, PeerRequest
 from mooncake_node.peers.tasks import Tasks
 from mooncake_node.planes.tcp import TcpPlane
+from mooncake_node.pool import Room
+from mooncake_node.server.service import TierJobs
 from mooncake_node.tiers import Tier, TierRecord
 
 # How often it is looked at what has become due without an event.
@@ -45,16 +47,6 @@ _ANNOUNCE_S = 2.0
 
 log = get_logger()
 T = TypeVar("T")
-
-
-class Room(Protocol):
-    """This node's own way into its pool."""
-
-    def view(self, offset: int, nbytes: int) -> memoryview:
-        """Those bytes."""
-
-    def zero_tail(self, offset: int, nbytes: int) -> None:
-        """Zero what is reserved beyond an object's bytes."""
 
 
 class Cluster:

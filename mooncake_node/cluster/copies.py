@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import xxhash
 
@@ -27,6 +26,7 @@ from mooncake_node.peers.errors import PeerError
 from mooncake_node.peers.messages import ReplicaItem
 from mooncake_node.peers.tasks import Tasks
 from mooncake_node.planes.port import DataPlane, Outcome, RemoteRange, Ticket
+from mooncake_node.pool import Room
 
 # Transfers of one load that may fail; the second goes to another source, if there is one.
 TRANSFERS_MAX = 2
@@ -40,16 +40,6 @@ TRANSFER_S = 300.0
 _INLINE_NBYTES_MAX = 4 << 20
 
 log = get_logger()
-
-
-class Room(Protocol):
-    """This node's own way into its pool."""
-
-    def view(self, offset: int, nbytes: int) -> memoryview:
-        """Those bytes."""
-
-    def zero_tail(self, offset: int, nbytes: int) -> None:
-        """Zero what is reserved beyond an object's bytes."""
 
 
 class _Stale(Exception):  # noqa: N818  it is an outcome

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
 
 import xxhash
 
@@ -15,6 +14,7 @@ from mooncake_node.core.replica import Replica, ReplicaState
 from mooncake_node.peers.messages import CARRIED_NBYTES_MAX, ReplicaItem
 from mooncake_node.peers.tasks import Tasks
 from mooncake_node.planes.port import Loan, RefusedError
+from mooncake_node.pool import Room
 from mooncake_node.tiers import Tier, TierError, TierRecord
 
 MS_NS = 1_000_000
@@ -23,13 +23,6 @@ _PART_NBYTES = 256 << 10
 _DISK_PART_NBYTES = 1 << 20
 # Up to here a checksum is computed in the loop.
 _INLINE_NBYTES_MAX = 4 << 20
-
-
-class Room(Protocol):
-    """This node's own way into its pool."""
-
-    def view(self, offset: int, nbytes: int) -> memoryview:
-        """Those bytes."""
 
 
 class _MemoryLoan:

@@ -17,14 +17,17 @@ class Bulk:
         self._objects = objects
         self._admission = admission
 
-    def place(self, puts: Sequence[Put], now_ns: int) -> list[Replica] | None:
-        """Room for all of *puts*, which are allowed as such; None: some would wait, be refused, or need reclaim."""
-        nbytes = puts[0].nbytes
+    def has_room(self, puts: Sequence[Put]) -> bool:
+        """Whether it is worth to look at them one by one: a full pool, where all reclaim, is the usual case."""
         space, waiting = self._objects.space, self._admission.waiting
-        left_nbytes = space.bytes_free - len(puts) * max(nbytes, 1)
-        if waiting.for_room or self._objects.index.sweep_due or left_nbytes <= self._config.free_low_nbytes:
-            return None
-        current, writing, by_key = self._objects.table.current, self._objects.table.writing, waiting.by_key
+        left_nbytes = space.bytes_free - len(puts) * max(puts[0].nbytes, 1)
+        return not waiting.for_room and not self._objects.index.sweep_due and left_nbytes > self._config.free_low_nbytes
+
+    def place(self, puts: Sequence[Put], now_ns: int) -> list[Replica] | None:
+        """Room for all of *puts*, which are allowed as such and `has_room`; None: some would wait or be refused."""
+        nbytes = puts[0].nbytes
+        space, by_key = self._objects.space, self._admission.waiting.by_key
+        current, writing = self._objects.table.current, self._objects.table.writing
         put_mode, lost = PutMode.PUT, self._admission.lost
         keys: set[str] = set()
         for put in puts:

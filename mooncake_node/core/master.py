@@ -139,6 +139,8 @@ class Master:
 
     def place_all(self, session: Session, puts: Sequence[Put], now_ns: int) -> list[Replica] | None:
         """`place` for many in one step; None: each is to be placed by itself. Then `publish_all`, as there."""
+        if not self.bulk.has_room(puts):
+            return None
         for put in puts:
             self._check_put(session, put)
         return self.bulk.place(puts, now_ns)

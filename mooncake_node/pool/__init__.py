@@ -11,6 +11,7 @@ from mooncake_node.pool.limits import (
     format_bytes,
 )
 from mooncake_node.pool.names import NAME_PREFIX, SHM_DIRECTORY
+from mooncake_node.pool.room import Room
 from mooncake_node.pool.segment import PAGE, Progress, Segment
 from mooncake_node.pool.store import PoolWriter
 from mooncake_node.pool.sweep import sweep
@@ -26,6 +27,7 @@ __all__ = [
     "PoolStoppedError",
     "PoolWriter",
     "Progress",
+    "Room",
     "Segment",
     "Warmup",
     "WarmupState",

@@ -112,7 +112,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str | None,
         rules.optional(rules.directory_url("The server that knows which node has what; none: this node is alone.")),
     ] = None
-    directory_namespace: Annotated[str, rules.namespace("Which cluster, of those that share a directory server.")] = (
+    directory_namespace: Annotated[str, rules.node_name("Which cluster, of those that share a directory server.")] = (
         "mooncake"
     )
     directory_timeout: Annotated[

@@ -106,7 +106,7 @@ def choice(doc: str, *words: str) -> Rule:
 
 
 def node_name(doc: str) -> Rule:
-    """A name that is safe in a file name, a log line and a metric's label."""
+    """A name, of a node or a cluster, that is safe in a file name, a log line and a metric's label."""
 
     def parse(value: object) -> str:
         if not isinstance(value, str) or not _NODE_NAME.fullmatch(value):
@@ -166,17 +166,6 @@ def directory_url(doc: str) -> Rule:
     def parse(value: object) -> str:
         if not isinstance(value, str) or value.partition("://")[0] not in _DIRECTORY_SCHEMES:
             raise ValueRefused("must be like valkey://[USER:PASSWORD@]HOST:PORT/DB, or valkeys:// for TLS")
-        return value
-
-    return Rule(doc, parse)
-
-
-def namespace(doc: str) -> Rule:
-    """A word that stands in the names of keys."""
-
-    def parse(value: object) -> str:
-        if not isinstance(value, str) or not _NODE_NAME.fullmatch(value):
-            raise ValueRefused("must be 1 to 64 characters out of A-Z a-z 0-9 . _ -")
         return value
 
     return Rule(doc, parse)

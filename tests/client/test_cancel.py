@@ -13,6 +13,7 @@ from mooncake_client import AsyncClient, Client, NotFoundError, StoreError, Stor
 from mooncake_client.faults import CLIENT_FAULTS
 from tests.client.conftest import is_clean
 from tests.support import NodeProcess
+from tests.support.waiting import until
 
 BIG = bytes(5 << 20)
 
@@ -31,13 +32,6 @@ def run(request: pytest.FixtureRequest, daemon: NodeProcess, watcher: Client) ->
             runner.run(main())
 
     return run
-
-
-async def until(probe: Callable[[], Any], what: str) -> None:
-    """As `eventually`, beside other tasks."""
-    async with asyncio.timeout(60):
-        while not probe():
-            await asyncio.sleep(0.002)
 
 
 async def cancel(task: asyncio.Task[Any]) -> None:

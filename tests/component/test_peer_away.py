@@ -11,7 +11,8 @@ import pytest
 from mooncake_client import wire
 from mooncake_node.peers import Pace, PeerGoneError, PeerRefusedError, PeerTimeoutError
 from mooncake_node.peers.messages import GetHolders
-from tests.component.test_peer_kit import Node, net, on_uvloop, until
+from tests.support.peers import Node, net, on_uvloop
+from tests.support.waiting import until
 
 
 async def ask(a: Node, name: str = "b", timeout_s: float = 30) -> type:
@@ -210,7 +211,7 @@ async def test_endpoint_that_is_none_is_a_node_that_is_gone(endpoint):
 
 CHILD = """
 import asyncio, uvloop
-from tests.component.test_peer_kit import Node
+from tests.support.peers import Node
 
 async def main():
     node = Node("b")

@@ -10,7 +10,8 @@ from mooncake_client.framing import FRAME_NBYTES_MAX
 from mooncake_node.peers import Limits, Pace, PeerError, PeerGoneError, PeerTimeoutError
 from mooncake_node.peers.link import UNANSWERED_MAX
 from mooncake_node.peers.messages import Appeared, GetHolders, GetInfo, ListOwned, Unwatch, Watch
-from tests.component.test_peer_kit import AT_ONCE, Node, net, on_uvloop, until
+from tests.support.peers import AT_ONCE, Node, net, on_uvloop
+from tests.support.waiting import until
 
 
 def keys(node: Node) -> list[str]:

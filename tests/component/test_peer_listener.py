@@ -24,7 +24,8 @@ from mooncake_node.peers import listener as listener_module
 from mooncake_node.peers.auth import Answering, Dialing, HandshakeMessage, Hello, Proof, Refusal
 from mooncake_node.peers.handshake import recv_message, send_message
 from mooncake_node.peers.messages import PEER_VERSION, GetHolders
-from tests.component.test_peer_kit import SECRET, Node, net, on_uvloop, raw_connection, read_all, until
+from tests.support.peers import SECRET, Node, net, on_uvloop, raw_connection, read_all
+from tests.support.waiting import until
 
 
 def frame(message: object) -> bytes:

@@ -9,20 +9,10 @@ from xxhash import xxh3_64_intdigest
 
 from mooncake_node.planes import Outcome
 from mooncake_node.planes.bulk import BULK_NBYTES_MIN
-from mooncake_node.planes.tcp_frames import Reply, Request, body_nbytes, decode_request, pack
-from tests.component.test_plane_kits import GUARD, HANG_LIMIT_S, MIB, on, until
 from tests.support.patterns import pattern
+from tests.support.planes import GUARD, HANG_LIMIT_S, MIB, asking, ok, on, request_on, until
 
 BIG = 4 * MIB  # more than the sockets keep while nobody reads, less than the pool
-
-
-def asking(source) -> bytes:
-    return pack(Request(request_id=1, key=source.key, replica_id=3, generation=5, lease_token=7, nbytes=source.nbytes))
-
-
-async def request_on(sock: socket.socket) -> Request:
-    data = await asyncio.get_running_loop().sock_recv(sock, 4096)
-    return decode_request(data[4 : 4 + body_nbytes(data)])
 
 
 @on("tcp")
@@ -74,7 +64,7 @@ async def test_a_receiver_that_gives_up_a_large_object_writes_no_more_of_it(kit)
     async def serve(sock: socket.socket) -> None:
         with contextlib.closing(sock), contextlib.suppress(OSError):
             request = await request_on(sock)
-            await asyncio.get_running_loop().sock_sendall(sock, pack(Reply(request_id=request.request_id, nbytes=BIG)))
+            await asyncio.get_running_loop().sock_sendall(sock, ok(request))
             await asyncio.get_running_loop().sock_sendall(sock, content[:MIB])
             await sent.wait()
             await asyncio.get_running_loop().sock_sendall(sock, content[MIB:])

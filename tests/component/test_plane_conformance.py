@@ -6,7 +6,7 @@ import random
 import pytest
 
 from mooncake_node.planes import Mode, Outcome
-from tests.component.test_plane_kits import HANG_LIMIT_S, KIB, MIB, on, until
+from tests.support.planes import HANG_LIMIT_S, KIB, MIB, on, until
 
 EVERY = on("memory", "tcp")
 SIZES = [0, 1, 63, 4095, 4096, 4097, 256 * KIB - 1, 256 * KIB, 256 * KIB + 1, 1 * MIB + 5]

@@ -73,7 +73,8 @@ def test_what_was_lost_goes_by_itself(make_core):
     assert core.place_all(core.open(), KEYS) is None
 
 
-def test_a_put_that_is_not_allowed_is_refused(core):
+def test_a_put_that_is_not_allowed_is_refused(make_core):
+    core = make_core(pages=64)
     with core.refuses(Code.INVALID_ARGUMENT):
         core.place_all(core.open(), [*KEYS, ""])
 

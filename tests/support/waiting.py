@@ -1,5 +1,6 @@
 """Waiting for events under a hang limit, which is no statement about speed."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,3 +18,11 @@ def eventually(probe: Callable[[], T], what: str, *, hang_limit_s: float = HANG_
             return value
         assert time.monotonic() < deadline, f"still waiting after {hang_limit_s:g} s: {what}"
         time.sleep(0.005)
+
+
+async def until(probe: Callable[[], object], what: str) -> None:
+    """`eventually`, beside other tasks of the loop."""
+    deadline = time.monotonic() + HANG_LIMIT_S
+    while not probe():
+        assert time.monotonic() < deadline, f"still waiting after {HANG_LIMIT_S:g} s: {what}"
+        await asyncio.sleep(0.001)

@@ -13,8 +13,6 @@ from mooncake_node.directory import (
 from tests.support.directories import (
     HIGH,
     TOP,
-    MemoryKit,
-    ValkeyKit,
     create,
     demoted,
     eventually_async,
@@ -24,32 +22,6 @@ from tests.support.directories import (
     promoted,
     publish,
 )
-from tests.support.valkey import ValkeyServer
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = ValkeyServer(tmp_path_factory.mktemp("valkey"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture(params=["memory", "valkey"])
-async def kit(request):
-    kit = MemoryKit() if request.param == "memory" else ValkeyKit(request.getfixturevalue("server"))
-    yield kit
-    await kit.close()
-
-
-@pytest.fixture
-def make(kit):
-    return kit.open
-
-
-@pytest.fixture
-def directory(kit):
-    return kit.open()
-
 
 # -- create ----------------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from mooncake_client import wire
 from mooncake_client.wire import Message
 from mooncake_node.peers import Limits, Me, Pace, PeerLinks, PeerListener
 from mooncake_node.peers.messages import PeerRequest
+from tests.support.waiting import HANG_LIMIT_S
 
-HANG_LIMIT_S = 60.0
 SECRET = b"between us"
 AT_ONCE = Pace(backoff_s=0.0)  # tests of reconnecting do not wait
 
@@ -35,15 +35,6 @@ def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
         assert unhandled == []
 
     return run
-
-
-async def until(probe: Callable[[], object], what: str) -> None:
-    """Return when *probe* is true."""
-    for _ in range(int(HANG_LIMIT_S / 0.002)):
-        if probe():
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError(f"still waiting: {what}")
 
 
 class Node:

@@ -1,4 +1,4 @@
-"""Planes for the tests beside this file, each kind behind one kit; it holds no test itself.
+"""Planes to test, each kind behind one kit.
 
 A kit is two nodes: "far" has objects to lend, "near" has a pool into which its plane reads them.
 """
@@ -11,13 +11,23 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import pytest
 import uvloop
 
 from mooncake_node.planes import MemoryPlane, Mode, RefusedError, RemoteRange, TcpPlane
+from mooncake_node.planes.tcp_frames import (
+    FRAME_NBYTES_MAX,
+    HEADER_NBYTES,
+    Reply,
+    Request,
+    body_nbytes,
+    decode_request,
+    pack,
+)
 from tests.support.patterns import pattern
+from tests.support.waiting import HANG_LIMIT_S, until
 
-HANG_LIMIT_S = 60.0
 GUARD = 0xA5  # what is in the near pool before anything is read into it
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -195,17 +205,12 @@ __all__ = [
     "MemoryKit",
     "Mode",
     "TcpKit",
+    "asking",
+    "ok",
     "on",
+    "request_on",
     "until",
 ]
-
-
-async def until(probe, what: str) -> None:
-    """Let the loop run until *probe* is true."""
-    async with asyncio.timeout(HANG_LIMIT_S):
-        while not probe():
-            await asyncio.sleep(0.001)
-    assert probe(), what
 
 
 def on(*kinds: str, **settings: Any) -> Callable:
@@ -237,3 +242,25 @@ def on(*kinds: str, **settings: Any) -> Callable:
         return run
 
     return decorate
+
+
+# -- frames, for tests that are one of the two ends themselves -----------------------------------------------------
+
+
+async def request_on(sock: socket.socket) -> Request:
+    loop = asyncio.get_running_loop()
+    data = b""
+    while len(data) < HEADER_NBYTES or len(data) < HEADER_NBYTES + body_nbytes(data):
+        came = await loop.sock_recv(sock, FRAME_NBYTES_MAX)
+        assert came
+        data += came
+    return decode_request(data[HEADER_NBYTES:])
+
+
+def ok(request: Request, **changed) -> bytes:
+    return pack(msgspec.structs.replace(Reply(request_id=request.request_id, nbytes=request.nbytes), **changed))
+
+
+def asking(source, **changed) -> bytes:
+    request = Request(request_id=1, key=source.key, replica_id=3, generation=5, lease_token=7, nbytes=source.nbytes)
+    return pack(msgspec.structs.replace(request, **changed))
