@@ -46,9 +46,4 @@ def make_worker() -> Iterator[Callable[..., Worker]]:
 
     yield make
     for worker in workers:
-        if worker.process.poll() is None:
-            worker.resume()
-            worker.kill()
-        for pipe in (worker.process.stdin, worker.process.stdout, worker.process.stderr):
-            if pipe is not None:
-                pipe.close()
+        worker.end()

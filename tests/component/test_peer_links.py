@@ -312,8 +312,9 @@ async def test_calls_under_way_fail_when_the_link_ends(end):
         assert keys(b) == ["sent"]
 
 
+@pytest.mark.parametrize("closes", ["links", "listener"])
 @on_uvloop
-async def test_links_close_in_the_middle_of_a_dial():
+async def test_an_end_closes_in_the_middle_of_a_handshake(closes):
     """At whatever step of it: the loop's turns are gone through one by one."""
     for turns in range(40):
         a, b = Node("a"), Node("b")
@@ -321,28 +322,13 @@ async def test_links_close_in_the_middle_of_a_dial():
             calling = asyncio.ensure_future(a.links.call("b", GetHolders(0, "k"), 30))
             for _ in range(turns):
                 await asyncio.sleep(0)
-            await a.links.close()
+            await (a.links if closes == "links" else b.listener).close()
             try:
                 await calling
             except PeerGoneError:
                 pass
         with pytest.raises(PeerGoneError):
             await a.links.call("b", GetHolders(0, "k"), 30)
-
-
-@on_uvloop
-async def test_listener_closes_in_the_middle_of_a_handshake():
-    for turns in range(40):
-        a, b = Node("a"), Node("b")
-        async with net(a, b):
-            calling = asyncio.ensure_future(a.links.call("b", GetHolders(0, "k"), 30))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            await b.listener.close()
-            try:
-                await calling
-            except PeerGoneError:
-                pass
 
 
 @on_uvloop

@@ -7,26 +7,12 @@ import pytest
 
 from mooncake_client import Client, NotReadyError, StoreError, TransferError
 from tests.support import digest, eventually, pattern
-from tests.support.cluster import MIB, Cluster, lent, outcome, place
+from tests.support.cluster import COPY_POINTS, MIB, Cluster, lent, outcome, place
 
 NBYTES = 3 * MIB + 5
 DATA = pattern("k", NBYTES)
 REFRESH = "ClientLocalCopyBeforeRefreshReplicaListRemote"
-POINTS = [
-    (2, REFRESH),
-    (2, "DirectoryBeforeLookup"),
-    (2, "DirectoryAfterLookup"),
-    (2, "ClientLocalCopyAfterLookup"),
-    (2, "ClientLocalCopyAfterPutStart"),
-    (1, "PeerBeforeGetReplicaList"),
-    (1, "PeerAfterGetReplicaList"),
-    (2, "ClientLocalCopyAfterGetReplicaList"),
-    (2, "ClientLocalCopyAfterTransfer"),
-    (2, "ClientLocalCopyBeforePublish"),
-    (2, "DirectoryBeforePublish"),
-    (2, "DirectoryAfterPublish"),
-    (2, "ClientLocalCopyBeforePutEnd"),
-]
+POINTS = [*COPY_POINTS, (2, "DirectoryBeforeLookup"), (2, "DirectoryAfterLookup")]
 
 
 @pytest.fixture(scope="module")

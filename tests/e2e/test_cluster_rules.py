@@ -11,24 +11,11 @@ import pytest
 
 from mooncake_client import Client, NotFoundError, PutInfo, StoreError
 from tests.support import eventually, pattern
-from tests.support.cluster import Cluster, lent, outcome
+from tests.support.cluster import COPY_POINTS, Cluster, lent, outcome
 
 NBYTES = 300_000
 OLD, NEW = pattern("old", NBYTES), pattern("new", NBYTES + 1)
 
-COPY_POINTS = [
-    (2, "ClientLocalCopyBeforeRefreshReplicaListRemote"),
-    (2, "ClientLocalCopyAfterLookup"),
-    (2, "ClientLocalCopyAfterPutStart"),
-    (1, "PeerBeforeGetReplicaList"),
-    (1, "PeerAfterGetReplicaList"),
-    (2, "ClientLocalCopyAfterGetReplicaList"),
-    (2, "ClientLocalCopyAfterTransfer"),
-    (2, "ClientLocalCopyBeforePublish"),
-    (2, "DirectoryBeforePublish"),
-    (2, "DirectoryAfterPublish"),
-    (2, "ClientLocalCopyBeforePutEnd"),
-]
 at_each_point = pytest.mark.parametrize(("where", "point"), COPY_POINTS, ids=[point for _, point in COPY_POINTS])
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from mooncake_client import Client, NotFoundError, NotReadyError
 from tests.support import eventually
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, lent
 
 KINDS = ["killed", "paused", "paused beyond a life"]
 
@@ -20,11 +20,9 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(two_nodes: Cluster) -> Iterator[Cluster]:
-    yield two_nodes
-    two_nodes.disarm()
-    two_nodes.await_members()
-    two_nodes.agree()
-    two_nodes.ledger()
+    with lent(two_nodes):
+        yield two_nodes
+        two_nodes.await_members()
 
 
 @pytest.fixture

@@ -19,11 +19,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def await_alone(cluster: Cluster, number: int) -> None:
-    """Until the other is dead to that node."""
-    cluster.await_members(number)
-
-
 # -- rule 8: falsely dead ----------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from mooncake_client import Client, NotFoundError
 from mooncake_node.directory import Holding
 from mooncake_node.directory.encoding import digest_of
 from tests.support import eventually
-from tests.support.cluster import MIB, Cluster
+from tests.support.cluster import MIB, Cluster, lent
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +22,9 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(two_nodes: Cluster) -> Iterator[Cluster]:
-    yield two_nodes
-    two_nodes.disarm()
-    two_nodes.await_members()
-    two_nodes.agree()
-    two_nodes.ledger()
+    with lent(two_nodes):
+        yield two_nodes
+        two_nodes.await_members()
 
 
 @pytest.fixture

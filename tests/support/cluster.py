@@ -27,6 +27,20 @@ from tests.support.worker import Worker
 T = TypeVar("T")
 NAMESPACE = "mooncake"
 MIB = 1 << 20
+# What a copy from node 1 to node 2 passes, in order: the node, the point.
+COPY_POINTS = [
+    (2, "ClientLocalCopyBeforeRefreshReplicaListRemote"),
+    (2, "ClientLocalCopyAfterLookup"),
+    (2, "ClientLocalCopyAfterPutStart"),
+    (1, "PeerBeforeGetReplicaList"),
+    (1, "PeerAfterGetReplicaList"),
+    (2, "ClientLocalCopyAfterGetReplicaList"),
+    (2, "ClientLocalCopyAfterTransfer"),
+    (2, "ClientLocalCopyBeforePublish"),
+    (2, "DirectoryBeforePublish"),
+    (2, "DirectoryAfterPublish"),
+    (2, "ClientLocalCopyBeforePutEnd"),
+]
 
 
 class Cluster:
@@ -190,12 +204,7 @@ class Cluster:
         """End that process; it is part of the cluster no more."""
         if worker in self.workers:
             self.workers.remove(worker)
-        if worker.process.poll() is None:
-            worker.resume()
-            worker.kill()
-        for pipe in (worker.process.stdin, worker.process.stdout, worker.process.stderr):
-            if pipe is not None:
-                pipe.close()
+        worker.end()
 
     # -- faults --------------------------------------------------------------------------------------------------------
 

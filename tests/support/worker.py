@@ -137,3 +137,12 @@ class Worker:
             self.resume()
         _, err = self.process.communicate(timeout=HANG_LIMIT_S)
         return self.process.returncode, err.decode()
+
+    def end(self) -> None:
+        """Whatever it is doing; twice is harmless."""
+        if self.process.poll() is None:
+            self.resume()
+            self.kill()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
