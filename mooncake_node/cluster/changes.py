@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from mooncake_client import wire
 from mooncake_client.codes import Code
@@ -39,7 +39,9 @@ class Changes:
         links: PeerLinks,
         jobs: TierJobs | None,
         settle: Callable[[], None],
+        clear_all: Callable[[int], Awaitable[int]],
     ) -> None:
+        """*clear_all* takes away everything on this node, under a clear epoch; how many objects were readable."""
         self._master = master
         self._directory = directory
         self._entries = entries
@@ -48,6 +50,7 @@ class Changes:
         self._links = links
         self._jobs = jobs
         self.settle = settle
+        self._clear_all = clear_all
 
     async def on_disk(self) -> None:
         """Begin what the core asks for; returns when no restart can undo what was removed."""
@@ -144,17 +147,7 @@ class Changes:
     async def _clear(self, epoch: int) -> int:
         self._entries.losers.forget()
         secondary = sum(replica.owner is not None for replica in self._master.table.current.values())
-        count = self._master.clear(time.monotonic_ns(), epoch)
-        # Begun before anything that is put from now on can be written to the tier.
-        cleared = None if self._jobs is None else asyncio.ensure_future(self._jobs.remove_all())
-        self.settle()
-        while self._master.reap(_SLICE_COUNT, time.monotonic_ns()):
-            self.settle()
-            await asyncio.sleep(0)
-        self.settle()
-        if cleared is not None:
-            await cleared
-        return count - secondary
+        return await self._clear_all(epoch) - secondary
 
     # -- pin ---------------------------------------------------------------------------------------------------------
 

@@ -144,6 +144,7 @@ class Cluster:
             links=links,
             jobs=jobs,
             settle=service.settle,
+            clear_all=service.clear,
         )
         self._watches = watches = Watches(master, membership, links, tasks, service.settle)
         entries.on_told = watches.published

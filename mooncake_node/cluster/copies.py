@@ -309,10 +309,6 @@ class Copies:
             return None
         return self._found(entry, sources)
 
-    @property
-    def _me(self) -> tuple[str, int]:
-        return self._membership.me.name, self._membership.me.incarnation
-
 
 def _refusal_of(stale: _Stale, into: Replica, sources: Sources) -> Refusal:
     sources.generations |= {into.generation}

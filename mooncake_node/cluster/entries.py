@@ -7,6 +7,7 @@ sent, however long the directory was away (SPEC 6, rules 7 and 9).
 import asyncio
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
@@ -41,6 +42,8 @@ BATCH = 256
 # How often a creation is tried that meets holdings of dead nodes, or newer generations.
 _ATTEMPTS_MAX = 5
 _PAUSE_S = 0.25
+
+_Lives = tuple[tuple[str, int], ...]  # node, incarnation
 
 log = get_logger()
 
@@ -110,7 +113,7 @@ class Entries:
         """
         answers: dict[int, Refusal | None] = {}
         open_ones = {replica.replica_id: replica for replica in replicas}
-        dead: dict[int, tuple[tuple[str, int], ...]] = {}
+        dead: defaultdict[int, _Lives] = defaultdict(tuple)
         replaced: list[tuple[str, list[Holding]]] = []
         for _ in range(_ATTEMPTS_MAX):
             batch = list(open_ones.values())
@@ -119,7 +122,7 @@ class Entries:
             try:
                 if not self._membership.is_serving:
                     raise DirectoryAwayError("this node is coming back to life")
-                outcomes = await self._create([(r, r.replaces, dead.get(r.replica_id, ())) for r in batch])
+                outcomes = await self._create([(r, r.replaces, dead[r.replica_id]) for r in batch])
             except DirectoryError:
                 for replica in batch:
                     self.mark(replica.key, Due(replica.generation, is_unheard=True))
@@ -131,11 +134,8 @@ class Entries:
                 elif isinstance(outcome, TooOld):
                     self._renumber(replica, outcome.newest)
                     continue
-                elif not self._lives(outcome.by) or self._is_stale(outcome.by):
-                    dead[replica.replica_id] = (
-                        *dead.get(replica.replica_id, ()),
-                        (outcome.by.node, outcome.by.incarnation),
-                    )
+                elif self._is_void(outcome.by):
+                    dead[replica.replica_id] += ((outcome.by.node, outcome.by.incarnation),)
                     continue
                 else:
                     where = outcome.by.node
@@ -146,9 +146,7 @@ class Entries:
                 answers[replica_id] = Refusal(Code.NOT_READY, "the key changes owners too fast; try again")
         return [answers.get(replica.replica_id) for replica in replicas], replaced
 
-    async def _create(
-        self, items: Sequence[tuple[Replica, bool, tuple[tuple[str, int], ...]]]
-    ) -> list[Created | Taken | TooOld]:
+    async def _create(self, items: Sequence[tuple[Replica, bool, _Lives]]) -> list[Created | Taken | TooOld]:
         outcomes = await self._directory.create(
             [
                 Creation(key=replica.key, holding=self._holding(replica), replaces=replaces, dead=dead)
@@ -341,11 +339,11 @@ class Entries:
 
     async def _claim(self, owned: list[Replica]) -> None:
         """Have the directory take what this node owns and could not tell; a loser gives way."""
-        dead: dict[int, tuple[tuple[str, int], ...]] = {}
+        dead: defaultdict[int, _Lives] = defaultdict(tuple)
         replaced: list[tuple[str, Sequence[Holding]]] = []
         for _ in range(_ATTEMPTS_MAX):
             again: list[Replica] = []
-            outcomes = await self._create([(r, r.replaces, dead.get(r.replica_id, ())) for r in owned])
+            outcomes = await self._create([(r, r.replaces, dead[r.replica_id]) for r in owned])
             for replica, outcome in zip(owned, outcomes, strict=True):
                 if isinstance(outcome, Created):
                     self._was_told(replica)
@@ -353,9 +351,8 @@ class Entries:
                 elif isinstance(outcome, TooOld):
                     # Removed, or replaced, while the directory could not be heard.
                     self._give_up(replica)
-                elif not self._lives(outcome.by) or self._is_stale(outcome.by):
-                    known = dead.get(replica.replica_id, ())
-                    dead[replica.replica_id] = (*known, (outcome.by.node, outcome.by.incarnation))
+                elif self._is_void(outcome.by):
+                    dead[replica.replica_id] += ((outcome.by.node, outcome.by.incarnation),)
                     again.append(replica)
                 else:
                     self._lose(replica, outcome.by)
@@ -409,10 +406,9 @@ class Entries:
     def _lives(self, holding: Holding) -> bool:
         return bool(live_holdings(Entry((holding,)), self._membership, self._master.clear_epoch))
 
-    def _is_stale(self, holding: Holding) -> bool:
-        """This node's own, of something it has no more."""
-        # Of a key that is readable here nothing is created, so whatever this is, it is no more.
-        return holding.node == self._me
+    def _is_void(self, holding: Holding) -> bool:
+        """Of a dead node, or this node's own: of a key that is readable here nothing is created, so it is no more."""
+        return holding.node == self._me or not self._lives(holding)
 
     @property
     def _me(self) -> str:

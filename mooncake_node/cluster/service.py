@@ -164,15 +164,17 @@ class ClusterService(Service):
         shared = [replica for replica in new if replica.contract.scope != "node"]
         refusals: list[Refusal | None] = []
         replaced: list[tuple[str, list[Holding]]] = []
-        with contextlib.suppress(DirectoryError):
-            await self._membership.live_on()
+        if shared:
+            with contextlib.suppress(DirectoryError):
+                await self._membership.live_on()
         with self._entries.publishing(shared):
             begun = _Begun(self._membership.me.incarnation, self.master.clear_epoch)
             try:
-                refusals, replaced = await self._entries.create(shared)
-                # The answer may have come to a node that the others have taken for dead meanwhile.
-                await self._membership.live_on()
-                await self._points.hit("NodeAfterDirectoryCreate")
+                if shared:
+                    refusals, replaced = await self._entries.create(shared)
+                    # The answer may have come to a node that the others have taken for dead meanwhile.
+                    await self._membership.live_on()
+                    await self._points.hit("NodeAfterDirectoryCreate")
             except DirectoryError:
                 refusals = refusals or [None] * len(shared)
                 for replica in shared:

@@ -1,19 +1,24 @@
 """Waiting for keys over nodes: who waits here for what may appear elsewhere, and the other way round."""
 
+import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from mooncake_client import wire
+from mooncake_client.codes import Code
 from mooncake_node.cluster.membership import Membership
 from mooncake_node.core.master import Master
+from mooncake_node.core.refusal import Refusal
 from mooncake_node.peers.errors import PeerError
 from mooncake_node.peers.links import PeerLinks
 from mooncake_node.peers.messages import Appeared, Unwatch, Watch
 from mooncake_node.peers.tasks import Tasks
 
 _CALL_S = 5.0
-# Keys that all other nodes together may watch here; further ones are found by the watcher's own looks.
+# Keys that all other nodes together may watch here; who asks for more asks again until there is room.
 WATCHED_MAX = 100_000
+_AGAIN_S = 1.0
 
 
 class Watches:
@@ -73,23 +78,23 @@ class Watches:
     async def _ask(self, node: str, keys: list[str]) -> None:
         for start in range(0, len(keys), wire.ITEMS_MAX):
             batch = keys[start : start + wire.ITEMS_MAX]
-            while node in self._membership.others:
-                try:
+            while batch and node in self._membership.others:
+                with contextlib.suppress(PeerError):
                     reply = await self._links.call(node, Watch(0, batch), _CALL_S)
-                except PeerError:
-                    await self._membership.heard(1.0)
-                    continue
-                if isinstance(reply, wire.Flags):
-                    self.appeared(key for key, is_there in zip(batch, reply.items, strict=True) if is_there)
-                break
+                    if isinstance(reply, wire.Flags):
+                        self.appeared(key for key, is_there in zip(batch, reply.items, strict=True) if is_there)
+                        break
+                await asyncio.sleep(_AGAIN_S)
+                batch = [key for key in batch if key in self._wanted]
 
     # -- elsewhere ---------------------------------------------------------------------------------------------------
 
     def watch(self, node: str, keys: Iterable[str]) -> None:
-        """*node* wants to hear of these keys."""
+        """*node* wants to hear of these keys; a Refusal if there are too many."""
         for key in keys:
-            if len(self._watchers) < WATCHED_MAX or key in self._watchers:
-                self._watchers[key].add(node)
+            if len(self._watchers) >= WATCHED_MAX and key not in self._watchers:
+                raise Refusal(Code.NOT_READY, f"{WATCHED_MAX} keys are watched on this node already")
+            self._watchers[key].add(node)
 
     def unwatch(self, node: str, keys: Iterable[str]) -> None:
         """No more."""

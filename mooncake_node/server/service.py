@@ -373,7 +373,14 @@ class Service:
         return count
 
     async def _remove_all(self, _client: Client, _request: wire.RemoveAll) -> int:
-        count = self.master.clear(time.monotonic_ns())
+        return await self.clear()
+
+    async def clear(self, epoch: int | None = None) -> int:
+        """Take away everything on this node, and have its memory and files back; how many objects were readable.
+
+        *epoch*: as for `Master.clear`.
+        """
+        count = self.master.clear(time.monotonic_ns(), epoch)
         # Begun before anything that is put from now on can be written to the tier.
         cleared = None if self._jobs is None else self._loop.create_task(self._jobs.remove_all())
         self.settle()
