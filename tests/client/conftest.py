@@ -181,7 +181,11 @@ def connect(front: str, daemon: NodeProcess, watcher: Client) -> Iterator[Callab
     for client in clients:
         client.close()
     if loop is not None:
-        loop.close()
+        try:
+            # A client that was closed while it still held something says goodbye by its loop.
+            eventually(lambda: watcher.stats()["clients"] == 1 or collect(), "every client to be gone")
+        finally:
+            loop.close()
 
 
 @pytest.fixture
