@@ -32,12 +32,13 @@ class Eviction:
                     self._objects.enlist(victim)
                 else:
                     going.append(victim)
-        for victim in self._not_pinned(going):
-            self._objects.counters.dropped += 1
-            if victim.copy is not None:
-                self._objects.leave_memory(victim)
-            else:
-                self._objects.remove(victim, now_ns)
+        with self._objects.index.telling_later():
+            for victim in self._not_pinned(going):
+                self._objects.counters.dropped += 1
+                if victim.copy is not None:
+                    self._objects.leave_memory(victim)
+                else:
+                    self._objects.remove(victim, now_ns)
 
     def rescue(self, replica: Replica, now_ns: int) -> bool:
         """Write a copy of a readable replica, even of one that is read; True if that was begun."""

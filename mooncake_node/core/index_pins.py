@@ -4,7 +4,8 @@ A reader pins without telling anybody. So the core asks when it matters: before 
 then looked for among the pins. What is found pinned is kept, and marked, so that whoever lets go of it says so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from mooncake_node.core.readers import Readers
 from mooncake_node.core.replica import Replica
@@ -23,6 +24,7 @@ class IndexPins:
         self.sweep_due = False
         # Of the objects readable by key, how many have no place in the index; those elsewhere count as one more.
         self.unlisted = elsewhere
+        self._tells_later = False
         if elsewhere:
             readers.set_unlisted(elsewhere)
 
@@ -50,11 +52,11 @@ class IndexPins:
         if replica.record < 0:
             if not is_cleared:
                 self.count_unlisted(-1)
-        elif self.readers.hide(replica):
+        elif self.readers.hide([replica]):
             self._keep(replica)
             self.sweep_due = True
         else:
-            self.readers.unlist(replica)
+            self.readers.unlist([replica])
 
     def clear(self) -> None:
         """Nothing is readable by key any more; `withdraw` follows for each."""
@@ -70,17 +72,14 @@ class IndexPins:
         listed = [replica for replica in replicas if replica.record >= 0]
         # Before they are hidden: whoever does not find them must know that this says nothing.
         self.count_unlisted(len(listed))
-        asked = [replica for replica in listed if self.readers.hide(replica)]
-        pinned = self.readers.pinned(asked) if asked else set()
-        out: list[Replica] = []
-        for replica in replicas:
+        pinned = self.readers.pinned(listed) if self.readers.hide(listed) else set()
+        out = [replica for replica in replicas if replica.replica_id not in pinned] if pinned else list(replicas)
+        self.readers.unlist(out)
+        for replica in listed if pinned else ():
             if replica.replica_id in pinned:
                 self.readers.show(replica, wanted=True)
                 self.count_unlisted(-1)
                 self._keep(replica)
-            else:
-                self.readers.unlist(replica)
-                out.append(replica)
         return out
 
     def sweep(self) -> list[Replica]:
@@ -96,8 +95,18 @@ class IndexPins:
 
     def count_unlisted(self, change: int) -> None:
         """So many more objects, or fewer, are readable by key and not in the index."""
-        if change:
-            self.unlisted += change
+        self.unlisted += change
+        if change > 0 or (change and not self._tells_later):
+            self.readers.set_unlisted(self.unlisted)
+
+    @contextmanager
+    def telling_later(self) -> Iterator[None]:
+        """Within, readers are not told that fewer are unlisted: who believes in more than there are asks in vain."""
+        self._tells_later = True
+        try:
+            yield
+        finally:
+            self._tells_later = False
             self.readers.set_unlisted(self.unlisted)
 
     def _keep(self, replica: Replica) -> None:

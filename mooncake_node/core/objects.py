@@ -221,7 +221,7 @@ class Objects:
         """Readers by the index have let go of something, or may never have had it: let go of that too."""
         for replica in self.index.sweep():
             if replica.state is _STASHED:
-                self.index.readers.unlist(replica)
+                self.index.readers.unlist([replica])
             else:
                 self.index.readers.want(replica, wanted=False)
             self.released(replica, now_ns)

@@ -20,8 +20,8 @@ class Readers(Protocol):
         """`list`, for each."""
         ...
 
-    def hide(self, replica: Replica) -> bool:
-        """Nobody can pin it any more, who has not by now. True if somebody may have: ask `pinned`."""
+    def hide(self, replicas: Sequence[Replica]) -> bool:
+        """Nobody can pin them any more, who has not by now. True if somebody may have: ask `pinned`."""
         ...
 
     def hide_all(self) -> None:
@@ -32,8 +32,8 @@ class Readers(Protocol):
         """A hidden one is readable again. *wanted*: whoever unpins it is to tell the daemon."""
         ...
 
-    def unlist(self, replica: Replica) -> None:
-        """A hidden one that nobody has pinned: its place in the index is free, and `record` negative."""
+    def unlist(self, replicas: Sequence[Replica]) -> None:
+        """Hidden ones that nobody has pinned: their places in the index are free, and `record` negative."""
         ...
 
     def want(self, replica: Replica, *, wanted: bool) -> None:
@@ -90,7 +90,7 @@ class NoReaders:
     def list_many(self, replicas: Sequence[Replica]) -> None:
         """See Readers."""
 
-    def hide(self, _replica: Replica) -> bool:
+    def hide(self, _replicas: Sequence[Replica]) -> bool:
         """See Readers."""
         return False
 
@@ -100,7 +100,7 @@ class NoReaders:
     def show(self, replica: Replica, *, wanted: bool) -> None:
         """See Readers."""
 
-    def unlist(self, replica: Replica) -> None:
+    def unlist(self, replicas: Sequence[Replica]) -> None:
         """See Readers."""
 
     def want(self, replica: Replica, *, wanted: bool) -> None:

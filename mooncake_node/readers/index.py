@@ -5,6 +5,7 @@ import mmap
 import os
 import struct
 from array import array
+from collections.abc import Sequence
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -71,7 +72,8 @@ class Index:
         finally:
             os.close(write_fd)
         self.accessed_fd = open_memory("mooncake-node-accessed", shape.records)
-        self._accessed = mmap.mmap(self.accessed_fd, shape.records)
+        # By record: not 0 if it was read since this was last set to 0. Clients write it too.
+        self.accessed = mmap.mmap(self.accessed_fd, shape.records)
         self._bytes = memoryview(self._memory)
         self._words = self._bytes.cast("Q")
         self._words[HEADER_VERSION] = VERSION
@@ -106,7 +108,7 @@ class Index:
             self._memory, 8 * (word + RECORD_HASH),
             digest, replica.offset, replica.nbytes, described, 0, replica.generation, encoded,
         )  # fmt: skip
-        self._accessed[record] = 0
+        self.accessed[record] = 0
         words[word + RECORD_ID] = replica.replica_id << ID_SHIFT | record
         slot, mask = digest & self._mask, self._mask
         while words[HEADER_WORDS + slot] != EMPTY:
@@ -115,11 +117,13 @@ class Index:
         words[HEADER_WORDS + slot] = digest >> 32 << 32 | record + FIRST
         return record
 
-    def hide(self, record: int) -> None:
-        """Readable no more; whoever has pinned it will say when it lets go."""
-        word = self._records_at + record * RECORD_WORDS
-        self._words[word + RECORD_WANTED] = 1
-        self._words[word + RECORD_ID] = 0
+    def hide(self, records: Sequence[int]) -> None:
+        """Readable no more; whoever has pinned one will say when it lets go."""
+        words, records_at = self._words, self._records_at
+        for record in records:
+            word = records_at + record * RECORD_WORDS
+            words[word + RECORD_WANTED] = 1
+            words[word + RECORD_ID] = 0
 
     def hide_all(self) -> None:
         """Hide everything. Records stay taken until they are removed one by one."""
@@ -138,20 +142,22 @@ class Index:
         """Whether whoever lets go of it is to say so."""
         self._words[self._records_at + record * RECORD_WORDS + RECORD_WANTED] = wanted
 
-    def remove(self, record: int) -> None:
-        """Free the record; it is hidden, and nobody has it pinned."""
-        words, mask, slot = self._words, self._mask, self._slot_of[record]
-        self._free.append(record)
-        if words[HEADER_WORDS + slot] & 0xFFFF_FFFF != record + FIRST:
-            return  # cleared meanwhile; the slot is free or another's
-        if words[HEADER_WORDS + ((slot + 1) & mask)] == EMPTY:
-            words[HEADER_WORDS + slot] = EMPTY
-            return
-        # A reader may look behind a word and then before it, and not find it: one unlisted, as far as readers know.
-        unlisted = words[HEADER_UNLISTED]
-        self.set_unlisted(unlisted + 1)
-        self._close_up(slot)
-        self.set_unlisted(unlisted)
+    def remove(self, records: Sequence[int]) -> None:
+        """Free records; they are hidden, and nobody has them pinned."""
+        words, mask = self._words, self._mask
+        self._free += records
+        for record in records:
+            slot = self._slot_of[record]
+            if words[HEADER_WORDS + slot] & 0xFFFF_FFFF != record + FIRST:
+                continue  # cleared meanwhile; the slot is free or another's
+            if words[HEADER_WORDS + ((slot + 1) & mask)] == EMPTY:
+                words[HEADER_WORDS + slot] = EMPTY
+                continue
+            # A reader may look behind a word and then before it, and not find it: one unlisted, as far as readers know.
+            unlisted = words[HEADER_UNLISTED]
+            self.set_unlisted(unlisted + 1)
+            self._close_up(slot)
+            self.set_unlisted(unlisted)
 
     def _close_up(self, hole: int) -> None:
         """Empty a slot. Those behind it move up, as far as a way from their own slot led over it."""
@@ -164,13 +170,6 @@ class Index:
                 self._slot_of[record] = hole
                 hole = slot
         words[HEADER_WORDS + hole] = EMPTY
-
-    def take_accessed(self, record: int) -> bool:
-        """Whether it was read since the last look."""
-        if not self._accessed[record]:
-            return False
-        self._accessed[record] = 0
-        return True
 
     def set_unlisted(self, count: int) -> None:
         """So many objects are readable that are not in here."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mooncake_client import membarrier
-from mooncake_client.index_layout import Shape
+from mooncake_client.index_layout import ID_SHIFT, Shape
 from mooncake_node.core.replica import Replica
 from mooncake_node.readers.index import Index, shape_for
 from mooncake_node.readers.rows import Rows
@@ -47,12 +47,11 @@ class SharedReaders:
         for replica in replicas:
             replica.record = add(replica)
 
-    def hide(self, replica: Replica) -> bool:
+    def hide(self, replicas: Sequence[Replica]) -> bool:
         """See Readers."""
-        if replica.record < 0:
-            return False
-        self._index.hide(replica.record)
-        return len(self._rows) > 0
+        records = [replica.record for replica in replicas if replica.record >= 0]
+        self._index.hide(records)
+        return bool(records) and len(self._rows) > 0
 
     def hide_all(self) -> None:
         """See Readers."""
@@ -63,10 +62,10 @@ class SharedReaders:
         if replica.record >= 0:
             self._index.show(replica, wanted=wanted)
 
-    def unlist(self, replica: Replica) -> None:
+    def unlist(self, replicas: Sequence[Replica]) -> None:
         """See Readers."""
-        if replica.record >= 0:
-            self._index.remove(replica.record)
+        self._index.remove([replica.record for replica in replicas if replica.record >= 0])
+        for replica in replicas:
             replica.record = -1
 
     def want(self, replica: Replica, *, wanted: bool) -> None:
@@ -76,17 +75,22 @@ class SharedReaders:
 
     def pinned(self, replicas: Sequence[Replica]) -> set[int]:
         """See Readers."""
-        listed = {self._index.id_of(r, r.record): r.replica_id for r in replicas if r.record >= 0}
+        listed = [replica for replica in replicas if replica.record >= 0]
         if not listed or not len(self._rows):
             return set()
         if not membarrier.reach_all():
             # It did at the start. Without it a pin may be on its way to us, so nothing can be said of any.
-            return set(listed.values())
-        return {listed[id_] for id_ in self._rows.pinned(listed)}
+            return {replica.replica_id for replica in listed}
+        id_of = self._index.id_of
+        return {id_ >> ID_SHIFT for id_ in self._rows.pinned(id_of(r, r.record) for r in listed)}
 
     def take_accessed(self, replica: Replica) -> bool:
         """See Readers."""
-        return replica.record >= 0 and self._index.take_accessed(replica.record)
+        accessed, record = self._index.accessed, replica.record
+        if record < 0 or not accessed[record]:
+            return False
+        accessed[record] = 0
+        return True
 
     def set_unlisted(self, count: int) -> None:
         """See Readers."""

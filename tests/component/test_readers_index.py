@@ -102,8 +102,8 @@ def listed(index, key, number=1):
 
 
 def retire(index, replica):
-    index.hide(replica.record)
-    index.remove(replica.record)
+    index.hide([replica.record])
+    index.remove([replica.record])
     replica.record = -1
 
 
@@ -160,13 +160,13 @@ class IndexMachine(RuleBasedStateMachine):
         assert record not in {other.record for other in self.records}
         replica.record = record
         self.shown[key] = replica
-        assert not self.index.take_accessed(record)
+        assert not self.index.accessed[record]
 
     @precondition(lambda self: self.shown)
     @rule(pick=st.integers(0, 100))
     def hide(self, pick):
         replica = self.shown.pop(sorted(self.shown)[pick % len(self.shown)])
-        self.index.hide(replica.record)
+        self.index.hide([replica.record])
         self.hidden.append(replica)
 
     @precondition(lambda self: self.hidden)
@@ -183,7 +183,7 @@ class IndexMachine(RuleBasedStateMachine):
     def remove(self, pick, count):
         for _ in range(min(count, len(self.hidden))):
             replica = self.hidden.pop(pick % len(self.hidden))
-            self.index.remove(replica.record)
+            self.index.remove([replica.record])
             self.cleared.discard(replica.record)
 
     @rule()
@@ -204,8 +204,8 @@ class IndexMachine(RuleBasedStateMachine):
     def read(self, pick):
         replica = self.shown[sorted(self.shown)[pick % len(self.shown)]]
         assert_shows(self.client, replica)
-        assert self.index.take_accessed(replica.record)
-        assert not self.index.take_accessed(replica.record)
+        assert self.index.accessed[replica.record]
+        self.index.accessed[replica.record] = 0
 
     @invariant()
     def clients_find_what_is_shown_and_nothing_else(self):
@@ -286,11 +286,11 @@ def test_a_record_that_is_another_object_now_is_not_taken_for_the_old_one(index,
 def test_a_hidden_one_does_not_hide_a_newer_life_of_its_key(index, pool):
     old, client = listed(index, "k", 1), pool.client(index)
     assert_shows(client, old)
-    index.hide(old.record)
+    index.hide([old.record])
     new = listed(index, "k", 2)
     assert_shows(client, new)
     assert_shows(pool.client(index), new)
-    index.remove(old.record)
+    index.remove([old.record])
     assert_shows(pool.client(index), new)
 
 
@@ -347,8 +347,8 @@ def test_after_a_clear_old_records_take_no_slot_of_a_new_one(make_index, pool):
     index.hide_all()
     new = [listed(index, f"k{number}", 10 + number) for number in range(4)]
     for replica in old:
-        index.hide(replica.record)
-        index.remove(replica.record)
+        index.hide([replica.record])
+        index.remove([replica.record])
     for replica in new:
         assert_shows(pool.client(index), replica)
         retire(index, replica)

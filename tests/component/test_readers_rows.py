@@ -175,12 +175,12 @@ def test_the_port_finds_what_is_pinned_by_id_and_not_by_place(readers):
     old = listed(readers, "k", 1)
     client.pin(id_of(old))
     assert readers.pinned([old]) == {1}
-    assert readers.hide(old)
+    assert readers.hide([old])
     assert readers.pinned([old]) == {1}
     client.words[ROW_PINS] = 0
     assert readers.pinned([old]) == set()
     record = old.record
-    readers.unlist(old)
+    readers.unlist([old])
     assert old.record == -1
     new = listed(readers, "k", 2)
     assert new.record == record
@@ -190,7 +190,7 @@ def test_the_port_finds_what_is_pinned_by_id_and_not_by_place(readers):
 
 def test_without_rows_nobody_has_to_be_asked(readers):
     replica = listed(readers, "k", 1)
-    assert not readers.hide(replica)
+    assert not readers.hide([replica])
     assert readers.pinned([replica]) == set()
     assert not readers.close_row(1)
 
@@ -199,12 +199,22 @@ def test_what_has_no_record_is_left_alone(readers):
     client_of(readers, 1)
     replica = listed(readers, "k" * 100, 1)
     assert replica.record == -1
-    assert not readers.hide(replica)
+    assert not readers.hide([replica])
     readers.show(replica, wanted=True)
     readers.want(replica, wanted=True)
-    readers.unlist(replica)
+    readers.unlist([replica])
     assert not readers.take_accessed(replica)
     assert (readers.pinned([replica]), readers.holders(replica), readers.pin_counts([replica])) == (set(), {}, [0])
+
+
+def test_what_was_read_was_read_once(readers):
+    replica = listed(readers, "k", 1)
+    assert not readers.take_accessed(replica)
+    accessed_fd = readers.open_row(1)[1]
+    # As its client does.
+    mmap.mmap(accessed_fd, readers.shape.records)[replica.record] = 1
+    assert readers.take_accessed(replica)
+    assert not readers.take_accessed(replica)
 
 
 def test_pins_are_shown_by_holder_and_in_a_list(readers):

@@ -110,10 +110,11 @@ class FakeReaders:
         self.wanted.discard(replica.record)
         self.accessed.discard(replica.record)
 
-    def hide(self, replica: Replica) -> bool:
-        self.wanted.add(replica.record)
-        self.shown.discard(replica.record)
-        return bool(self.rows)
+    def hide(self, replicas: Sequence[Replica]) -> bool:
+        for replica in replicas:
+            self.wanted.add(replica.record)
+            self.shown.discard(replica.record)
+        return bool(replicas and self.rows)
 
     def hide_all(self) -> None:
         self.wanted |= self.shown
@@ -124,14 +125,15 @@ class FakeReaders:
         self.shown.add(replica.record)
         self.want(replica, wanted=wanted)
 
-    def unlist(self, replica: Replica) -> None:
-        if replica.record < 0:
-            return
-        assert replica.record not in self.shown, "freed while it can be found"
-        assert not self._count(replica), "freed while it is pinned"
-        del self.listed[replica.record]
-        self._free.append(replica.record)
-        replica.record = -1
+    def unlist(self, replicas: Sequence[Replica]) -> None:
+        for replica in replicas:
+            if replica.record < 0:
+                continue
+            assert replica.record not in self.shown, "freed while it can be found"
+            assert not self._count(replica), "freed while it is pinned"
+            del self.listed[replica.record]
+            self._free.append(replica.record)
+            replica.record = -1
 
     def want(self, replica: Replica, *, wanted: bool) -> None:
         assert self.listed[replica.record] is replica

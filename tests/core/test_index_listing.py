@@ -72,9 +72,9 @@ def test_while_one_replaces_the_other_nobody_is_told_that_there_is_none(make_cor
     counted = []
 
     class Watched(FakeReaders):
-        def hide(self, replica):
+        def hide(self, replicas):
             counted.append(self.unlisted)
-            return super().hide(replica)
+            return super().hide(replicas)
 
         def list(self, replica):
             counted.append(self.unlisted)
@@ -101,7 +101,7 @@ def test_a_node_without_an_index_lists_nothing_and_nobody_has_pinned_anything():
     none, replica = NoReaders(), Replica(1, "k", 1, 0, PAGE, 0, 0)
     none.list(replica)
     assert replica.record < 0
-    assert not any((none.hide(replica), none.close_row(1), none.has_pins(1), none.take_accessed(replica)))
+    assert not any((none.hide([replica]), none.close_row(1), none.has_pins(1), none.take_accessed(replica)))
     assert (none.pinned([replica]), none.holders(replica), none.pin_counts([replica])) == (set(), {}, [0])
     assert (none.pins, none.hits) == (0, 0)
 

@@ -106,10 +106,10 @@ def test_a_reader_who_comes_between_the_hiding_and_the_looking_keeps_what_it_wil
     class Late(FakeReaders):
         coming = None
 
-        def hide(self, replica):
-            super().hide(replica)
+        def hide(self, replicas):
+            super().hide(replicas)
             if self.coming is not None:
-                self.pins_seen = [self.pin_blindly(self.coming, replica)]
+                self.pins_seen = [self.pin_blindly(self.coming, replicas[0])]
                 self.coming = None
             return True
 

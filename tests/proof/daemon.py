@@ -91,7 +91,7 @@ class Daemon:
         """As `Objects.sweep`."""
         for replica in self.pins.sweep():
             if replica.state is ReplicaState.STASHED:
-                self.readers.unlist(replica)
+                self.readers.unlist([replica])
                 self._free(replica)
             else:
                 self.readers.want(replica, wanted=False)

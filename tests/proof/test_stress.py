@@ -35,9 +35,10 @@ class LooksBeforeHiding(SharedReaders):
         super().__init__(pool_nbytes)
         self._seen: dict[int, bool] = {}
 
-    def hide(self, replica: Replica) -> bool:
-        self._seen[replica.replica_id] = bool(super().pinned([replica]))
-        return super().hide(replica)
+    def hide(self, replicas: Sequence[Replica]) -> bool:
+        for replica in replicas:
+            self._seen[replica.replica_id] = bool(super().pinned([replica]))
+        return super().hide(replicas)
 
     def pinned(self, replicas: Sequence[Replica]) -> set[int]:
         before = {r.replica_id: self._seen.pop(r.replica_id) for r in replicas if r.replica_id in self._seen}
