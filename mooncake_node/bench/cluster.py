@@ -162,9 +162,13 @@ class _Bench:
             with self._iperf_running(1) as client:
                 during_iperf += self._requests(lambda client=client: client.poll() is None)  # type: ignore[misc]
                 client.communicate()
-            asking = threading.Thread(target=lambda: self._two.get_buffer("huge").release())
+            # By a client of its own: two threads of one wait for each other, too.
+            asker = Client(self._socket, name="asker", readonly=True)
+            asking = threading.Thread(target=lambda: asker.get_buffer("huge").release())  # noqa: B023
             asking.start()
             during_copy += self._requests(asking.is_alive)
+            asking.join()
+            asker.close()
             # Only there: so the next round copies it anew.
             self._two_drops("huge")
         self._one.remove_many(["local", "huge"])

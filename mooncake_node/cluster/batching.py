@@ -29,13 +29,13 @@ class Batches(Generic[T, R]):
         self._loop = asyncio.get_running_loop()
         self._gathered: list[tuple[T, asyncio.Future[R]]] = []
 
-    async def add(self, item: T) -> R:
-        """The answer to *item*."""
+    def add(self, item: T) -> asyncio.Future[R]:
+        """The answer to *item*, which comes whether or not it is waited for."""
         answer: asyncio.Future[R] = self._loop.create_future()
         if not self._gathered and not self._is_under_way:
             self._loop.call_soon(self._send)
         self._gathered.append((item, answer))
-        return await answer
+        return answer
 
     def _send(self) -> None:
         while self._gathered and not self._is_under_way:

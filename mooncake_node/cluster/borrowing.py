@@ -1,5 +1,6 @@
 """What this node has from others for the length of a transfer: leases on their replicas, or small objects whole."""
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 
@@ -43,18 +44,17 @@ class Borrowing:
         self.leases_taken += item.lease_token > 0
         return item
 
-    async def release(self, node: str, key: str, item: ReplicaItem) -> None:
-        """At most once, and never again if it is lost: then the lease ends by itself."""
+    def release(self, node: str, key: str, item: ReplicaItem) -> asyncio.Future[None] | None:
+        """At most once, and never again if it is lost: then the lease ends by itself. None: there is no lease."""
         if not item.lease_token:
-            return
+            return None
         self.leases_released += 1
         releasing = self._releasing.get(node)
         if releasing is None:
             releasing = self._releasing[node] = Batches(partial(self._release, node), self._tasks, one_by_one=True)
-        try:
-            await releasing.add((key, item.replica_id, item.lease_token))
-        except PeerError as error:
-            log.debug("lease_not_released", key=key, node=node, error=str(error))
+        released = releasing.add((key, item.replica_id, item.lease_token))
+        released.add_done_callback(_note_if_lost)
+        return released
 
     async def _ask(self, node: str, keys: Sequence[str]) -> Sequence[ReplicaItem | wire.Failure]:
         reply = await self._links.call(node, GetReplicas(0, list(keys)), _CALL_S)
@@ -68,3 +68,11 @@ class Borrowing:
     async def _release(self, node: str, leases: Sequence[_Lease]) -> Sequence[None]:
         await self._links.call(node, ReleaseLeases(0, list(leases)), _CALL_S)
         return [None] * len(leases)
+
+
+def _note_if_lost(released: asyncio.Future[None]) -> None:
+    error = None if released.cancelled() else released.exception()
+    if isinstance(error, PeerError):
+        log.debug("lease_not_released", error=str(error))
+    elif error is not None:
+        raise error

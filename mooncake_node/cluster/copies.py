@@ -188,14 +188,14 @@ class Copies:
                     quiesced = outcome is not Outcome.EXPIRED
                 await self._points.hit("ClientLocalCopyAfterTransfer")
             finally:
-                released = self._tasks.run(self._borrowing.release(source.node, into.key, item))
+                released = self._borrowing.release(source.node, into.key, item)
             if outcome is not Outcome.OK:
                 reason = "" if ticket is None else ticket.reason
                 raise Refusal(Code.TRANSFER_FAILED, f"from node {source.node}: {reason}")
             await self._verify(into, item, None if ticket is None else ticket.xxh3)
             await self._publish(into, found)
             # A hint; but whoever has its answer may count on it that it was given.
-            await asyncio.wait([released])
+            await _ended(released)
             failure = None
         except _Stale as stale:
             failure = _refusal_of(stale, into, sources)
@@ -253,7 +253,7 @@ class Copies:
             into.kind,
             into.nbytes,
         ):
-            self._tasks.run(self._borrowing.release(source.node, into.key, item))
+            self._borrowing.release(source.node, into.key, item)
             raise _Stale("it was replaced")
         return item
 
@@ -308,6 +308,11 @@ class Copies:
         except (DirectoryError, StoreError):
             return None
         return self._found(entry, sources)
+
+
+async def _ended(released: "asyncio.Future[None] | None") -> None:
+    if released is not None and not released.done():
+        await asyncio.wait([released])
 
 
 def _refusal_of(stale: _Stale, into: Replica, sources: Sources) -> Refusal:

@@ -86,7 +86,9 @@ class Lending:
         self._settle()
         if replica.state is ReplicaState.ON_DISK:
             return self._item(replica, 0, 0, _record(replica).xxh3)
-        if replica.checksum < 0:
+        if replica.checksum < 0 and replica.nbytes <= _INLINE_NBYTES_MAX:
+            replica.checksum = xxhash.xxh3_64_intdigest(self._room.view(replica.offset, replica.nbytes))
+        elif replica.checksum < 0:
             await self._compute(replica)
         left_ns = replica.leased_until_ns - time.monotonic_ns()
         return self._item(replica, token, max(0, left_ns) // MS_NS, replica.checksum)
@@ -124,10 +126,7 @@ class Lending:
         view = self._room.view(replica.offset, replica.nbytes)
         self._master.objects.lend(replica)
         try:
-            if replica.nbytes <= _INLINE_NBYTES_MAX:
-                replica.checksum = xxhash.xxh3_64_intdigest(view)
-            else:
-                replica.checksum = await asyncio.to_thread(xxhash.xxh3_64_intdigest, view)
+            replica.checksum = await asyncio.to_thread(xxhash.xxh3_64_intdigest, view)
         finally:
             del self._checksums[replica.replica_id]
             self._master.peers.give_back(replica, time.monotonic_ns())

@@ -148,7 +148,8 @@ class Connection(asyncio.BufferedProtocol):
         self._filled += nbytes
         if self._phase is _Phase.RAW:
             self._pool.counters.received_nbytes += nbytes
-            self._take_turns(nbytes)
+            if self._filled < self._target.nbytes:
+                self._take_turns(nbytes)
         if self._filled == self._target.nbytes:
             try:
                 self._target_filled()

@@ -53,9 +53,9 @@ class TcpSender:
         self._counters.connections_served += 1
         try:
             _prepare(sock)
-            requests = _Requests(sock)
-            while (request := await requests.next()) is not None:
-                await self._answer(sock, request, lender)
+            with contextlib.closing(_Requests(sock)) as requests:
+                while (request := await requests.next()) is not None:
+                    await self._answer(sock, request, lender)
         except TimeoutError:
             self._counters.stalled += 1
             log.warning("data_connection_stalled", peer=peer, timeout_s=self._stall_timeout_s)
@@ -86,30 +86,40 @@ class TcpSender:
         await self._send(sock, pack(refusal(request, reason)))
 
     async def _send_loan(self, sock: socket.socket, request: Request, loan: Loan) -> None:
-        counters = self._counters
-        left = loan.nbytes
+        reply = pack(Reply(request_id=request.request_id, nbytes=loan.nbytes))
         try:
-            await self._send(sock, pack(Reply(request_id=request.request_id, nbytes=left)))
-            if loan.view is not None and left >= bulk.BULK_NBYTES_MIN:
+            if loan.view is None:
+                await self._send(sock, reply)
+                await self._send_parts(sock, loan)
+            elif loan.nbytes >= bulk.BULK_NBYTES_MIN:
+                await self._send(sock, reply)
                 await self._push(sock, loan.view)
-                counters.sent_nbytes += left
-                return
-            async with _closing(loan.parts()) as parts:
-                async for part in parts:
-                    if part.nbytes > left:
-                        raise LoanBrokenError(f"{part.nbytes - left} bytes more than were announced")
-                    left -= part.nbytes
-                    for start in range(0, part.nbytes, PART_NBYTES_MAX):
-                        piece = part[start : start + PART_NBYTES_MAX]
-                        await self._send(sock, piece)
-                        counters.sent_nbytes += piece.nbytes
-                        # A peer that takes all at once would otherwise have this loop for itself.
-                        await asyncio.sleep(0)
-            if left:
-                raise LoanBrokenError(f"{left} bytes less than were announced")
+                self._counters.sent_nbytes += loan.nbytes
+            else:
+                await self._send_pieces(sock, loan.view, reply)
         except BaseException:
-            counters.loans_broken += 1
+            self._counters.loans_broken += 1
             raise
+
+    async def _send_parts(self, sock: socket.socket, loan: Loan) -> None:
+        left = loan.nbytes
+        async with _closing(loan.parts()) as parts:
+            async for part in parts:
+                if part.nbytes > left:
+                    raise LoanBrokenError(f"{part.nbytes - left} bytes more than were announced")
+                left -= part.nbytes
+                await self._send_pieces(sock, part)
+        if left:
+            raise LoanBrokenError(f"{left} bytes less than were announced")
+
+    async def _send_pieces(self, sock: socket.socket, part: memoryview, before: bytes = b"") -> None:
+        for start in range(0, max(1, part.nbytes), PART_NBYTES_MAX):
+            piece = part[start : start + PART_NBYTES_MAX]
+            await self._send(sock, piece, before)
+            before = b""
+            self._counters.sent_nbytes += piece.nbytes
+            # A peer that takes all at once would otherwise have this loop for itself.
+            await asyncio.sleep(0)
 
     async def _push(self, sock: socket.socket, data: memoryview) -> None:
         """In a thread, which has ended when this ends: until then it reads the lender's memory."""
@@ -123,17 +133,33 @@ class TcpSender:
                 await asyncio.wait([pushing])
                 pushing.exception()
 
-    async def _send(self, sock: socket.socket, data: bytes | memoryview) -> None:
+    async def _send(self, sock: socket.socket, data: bytes | memoryview, before: bytes = b"") -> None:
+        """Send *before* and *data*. Mostly the kernel takes all at once; what it does not is waited for."""
+        try:
+            sent = sock.sendmsg((before, data)) - len(before)
+        except BlockingIOError:
+            sent = -len(before)
+        if sent == len(data):
+            return
         async with asyncio.timeout(self._stall_timeout_s):
-            await asyncio.get_running_loop().sock_sendall(sock, data)
+            loop = asyncio.get_running_loop()
+            if sent < 0:
+                await loop.sock_sendall(sock, before[sent:])
+                sent = 0
+            await loop.sock_sendall(sock, data[sent:])
 
 
 class _Requests:
-    """Cuts what comes in on a socket into requests."""
+    """Cuts what comes in on a socket into requests. Looks at the socket from when it is made until it is closed."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._loop = asyncio.get_running_loop()
         self._came = b""
+        self._end: BaseException | bool = False  # what else came: the end of the connection, or an error
+        self._waiter: asyncio.Future[None] | None = None
+        self._looks = False
+        self._look()
 
     async def next(self) -> Request | None:
         """The next one; None at the end of the connection. Raises FrameError and OSError."""
@@ -146,14 +172,40 @@ class _Requests:
         self._came = self._came[end:]
         return request
 
-    async def _have(self, nbytes: int) -> bool:
-        loop = asyncio.get_running_loop()
-        while len(self._came) < nbytes:
-            data = await loop.sock_recv(self._sock, FRAME_NBYTES_MAX)
-            if not data:
-                return False
+    def close(self) -> None:
+        """Look no more."""
+        self._looks = False
+        self._loop.remove_reader(self._sock.fileno())
+
+    def _look(self) -> None:
+        if not self._looks:
+            self._looks = True
+            self._loop.add_reader(self._sock.fileno(), self._receive)
+
+    def _receive(self) -> None:
+        try:
+            data = self._sock.recv(FRAME_NBYTES_MAX)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end = error
+        else:
             self._came += data
-        return True
+            self._end = not data
+        if self._end or len(self._came) > FRAME_NBYTES_MAX:
+            # Of requests that come before they are due, no more than that are taken in.
+            self.close()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _have(self, nbytes: int) -> bool:
+        while len(self._came) < nbytes and not self._end:
+            self._look()
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        if isinstance(self._end, BaseException) and len(self._came) < nbytes:
+            raise self._end
+        return len(self._came) >= nbytes
 
 
 @contextlib.asynccontextmanager
