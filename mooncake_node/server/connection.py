@@ -15,6 +15,7 @@ from mooncake_client.index_layout import Shape
 from mooncake_node.obs.log import get_logger
 from mooncake_node.server.admin import LOOKS, answer_fault
 from mooncake_node.server.client import Client
+from mooncake_node.server.lookout import Lookout
 from mooncake_node.server.peer import Peer
 from mooncake_node.server.service import Service
 
@@ -68,10 +69,11 @@ class Connection(asyncio.Protocol):
     of the connection counts as its death. Until then everything it refers to stays, even if nothing more is read.
     """
 
-    def __init__(self, door: Door, service: Service, register: Register) -> None:
+    def __init__(self, door: Door, service: Service, register: Register, lookout: Lookout) -> None:
         self._door = door
         self._service = service
         self._register = register
+        self._lookout = lookout
         self._loop = asyncio.get_running_loop()
         self._unpacker: Unpacker[wire.AnyRequest] = Unpacker(wire.AnyRequest)
         self._transport: asyncio.Transport | None = None
@@ -103,6 +105,7 @@ class Connection(asyncio.Protocol):
         for request in requests:
             if not self._given_up:
                 self.dispatch(request)
+        self._lookout.served()
 
     def eof_received(self) -> bool:
         """Part of `asyncio.Protocol`. False: the transport closes itself."""

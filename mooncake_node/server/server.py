@@ -1,6 +1,7 @@
 """The two sockets of a node and everyone connected to them."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -9,6 +10,7 @@ from mooncake_client.codes import Code
 from mooncake_node.server.connection import Connection, Door, RowGiver
 from mooncake_node.server.faulty import FaultyConnection
 from mooncake_node.server.listener import Listener
+from mooncake_node.server.lookout import Lookout
 from mooncake_node.server.service import Service
 
 # Connections that have not said hello, on top of clients_max.
@@ -37,13 +39,14 @@ class Server:
         readers: RowGiver | None = None,
     ) -> None:
         """Listen. *welcome* makes what a client is told; the descriptors stay the caller's."""
+        loop = asyncio.get_running_loop()
+        lookout = Lookout(loop, cpus=os.cpu_count() or 1)
+        kind = FaultyConnection if self._service.faults.enabled else Connection
         for listener, is_admin in ((self._data, False), (self._admin, True)):
             door = Door(welcome, read_fd, write_fd, is_admin, self._clients_max, readers)
-            kind = FaultyConnection if self._service.faults.enabled else Connection
-            loop = asyncio.get_running_loop()
             self._servers.append(
                 await loop.create_unix_server(
-                    partial(kind, door, self._service, self),
+                    partial(kind, door, self._service, self, lookout),
                     sock=listener.bind(ADMIN_MODE if is_admin else mode),
                     backlog=1024,
                 )
