@@ -3,7 +3,7 @@
 import mmap
 import threading
 
-from mooncake_client.index_layout import ROW_HITS, ROW_LIMIT, ROW_NBYTES, ROW_PINS, ROW_PINS_MAX
+from mooncake_client.index_layout import ROW_LIMIT, ROW_NBYTES, ROW_PINS, ROW_PINS_MAX
 
 _STEP = 64
 
@@ -38,7 +38,3 @@ class PinRow:
             return self.free.pop()
         except IndexError:
             return 0
-
-    def count_hits(self, count: int) -> None:
-        """So many gets more. May lose some between threads: it is a statistic."""
-        self.words[ROW_HITS] += count

@@ -31,6 +31,7 @@ from mooncake_client.index_layout import (
     RECORD_OFFSET,
     RECORD_WANTED,
     RECORD_WORDS,
+    ROW_HITS,
     Shape,
 )
 from mooncake_client.mapping import Mapping
@@ -67,7 +68,7 @@ class SharedIndex:
         self._accessed = memoryview(mmap.mmap(accessed_fd, shape.records))
         self.row = PinRow(row_fd)
         self._bytes = memoryview(control)
-        self._words = self._bytes.cast("Q")
+        self.words = self._bytes.cast("Q")  # the index; written by the daemon
         self._mask = shape.slots - 1
         self._records_at = shape.records_at
         self._cache: dict[str, Entry] = {}
@@ -103,7 +104,7 @@ class SharedIndex:
         """Whether *key* is readable; None: that is not known here. Takes no pin and does not count as a use."""
         if type(key) is not str or not 0 < len(key) <= KEY_NBYTES_MAX or not key.isascii():
             return None
-        words = self._words
+        words = self.words
         entry = self._cache.get(key)
         if entry is not None and words[entry.word] == entry.id:
             return True
@@ -119,13 +120,9 @@ class SharedIndex:
     def nbytes(self, key: str) -> int | None:
         """The object's length; None if it is not known here."""
         entry = self._cache.get(key)
-        if entry is None or self._words[entry.word] != entry.id:
+        if entry is None or self.words[entry.word] != entry.id:
             entry = self._find(key)
         return None if entry is None else entry.end - entry.offset
-
-    def is_wanted(self, word: int) -> bool:
-        """Whether the daemon is to hear of an unpin of that record."""
-        return self._words[word + RECORD_WANTED] != 0
 
     def _pin(self, entry: Entry) -> memoryview | None:
         row = self.row
@@ -140,14 +137,16 @@ class SharedIndex:
         root.index = self
         root.pin = pin
         root.word = entry.word
-        row.words[pin] = entry.id
+        pins = row.words
+        pins[pin] = entry.id
         # Nobody may come any more once the daemon may have been told that nothing is pinned.
-        if self._words[entry.word] != entry.id or row.closing:
+        if self.words[entry.word] != entry.id or row.closing:
             return None
         accessed = self._accessed
         if not accessed[entry.record]:
             accessed[entry.record] = 1
-        row.count_hits(1)
+        # May lose some between threads: it is a statistic.
+        pins[ROW_HITS] += 1
         return memoryview(root).cast("B")[entry.offset : entry.end].toreadonly()
 
     def _find(self, key: str) -> Entry | None:
@@ -158,7 +157,7 @@ class SharedIndex:
         if len(encoded) > KEY_NBYTES_MAX:
             return None
         digest = xxh3_64_intdigest(encoded)
-        words, mask = self._words, self._mask
+        words, mask = self.words, self._mask
         slot, tag = digest & mask, digest >> 32
         for _ in range(mask):
             found = words[HEADER_WORDS + slot]
@@ -177,7 +176,7 @@ class SharedIndex:
     def _read(self, numbered: int, encoded: bytes) -> Entry | None:
         """The record, if it is readable and that key's. Its fields lie still between two looks at one id."""
         record = numbered - FIRST
-        words = self._words
+        words = self.words
         word = self._records_at + record * RECORD_WORDS
         found = words[word + RECORD_ID]
         key_nbytes = len(encoded)
@@ -217,7 +216,7 @@ def _root_type(pool_nbytes: int, row: PinRow, tell: Callable[[], None]) -> type[
                     pins[pin] = 0
                     self.pin = 0
                     free.append(pin)
-                    if self.index.is_wanted(self.word) or row.closing:
+                    if self.index.words[self.word + RECORD_WANTED] or row.closing:
                         tell()
             except AttributeError:
                 pass  # interrupted while it was made: the pin word was not set

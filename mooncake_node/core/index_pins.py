@@ -51,7 +51,10 @@ class IndexPins:
         """*replica* is no longer readable by key. Kept as pinned until `sweep` has looked, if somebody may have it."""
         if replica.record < 0:
             if not is_cleared:
-                self.count_unlisted(-1)
+                # As count_unlisted does it; one call less for each object that is dropped.
+                self.unlisted -= 1
+                if not self._tells_later:
+                    self.readers.set_unlisted(self.unlisted)
         elif self.readers.hide([replica]):
             self._keep(replica)
             self.sweep_due = True

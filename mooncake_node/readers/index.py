@@ -32,6 +32,8 @@ from mooncake_node.core.replica import Replica
 
 _RECORDS_MIN, _RECORDS_MAX = 1 << 12, 1 << 20
 _POOL_NBYTES_PER_RECORD = 512
+# Of a record that is not among the slots any more.
+_NO_SLOT = 0xFFFF_FFFF
 # From RECORD_HASH on: hash, offset, nbytes, key and kind, wanted, generation, the key's bytes.
 _FIELDS = struct.Struct(f"=6Q{KEY_NBYTES_MAX}s")
 assert RECORD_KEY_BYTES - RECORD_HASH == 6
@@ -131,6 +133,7 @@ class Index:
         records[: self._used, RECORD_WANTED] = 1
         records[: self._used, RECORD_ID] = 0
         np.frombuffer(self._memory, np.uint64, self.shape.slots, offset=8 * HEADER_WORDS)[:] = EMPTY
+        np.frombuffer(self._slot_of, np.uint32)[: self._used] = _NO_SLOT
 
     def show(self, replica: Replica, *, wanted: bool) -> None:
         """Readable again, at the same place."""
@@ -144,12 +147,12 @@ class Index:
 
     def remove(self, records: Sequence[int]) -> None:
         """Free records; they are hidden, and nobody has them pinned."""
-        words, mask = self._words, self._mask
+        words, mask, slot_of = self._words, self._mask, self._slot_of
         self._free += records
         for record in records:
-            slot = self._slot_of[record]
-            if words[HEADER_WORDS + slot] & 0xFFFF_FFFF != record + FIRST:
-                continue  # cleared meanwhile; the slot is free or another's
+            slot = slot_of[record]
+            if slot == _NO_SLOT:
+                continue  # cleared meanwhile
             if words[HEADER_WORDS + ((slot + 1) & mask)] == EMPTY:
                 words[HEADER_WORDS + slot] = EMPTY
                 continue
