@@ -69,13 +69,12 @@ class Changes:
         found = await self._entries.remove([(key, generation) for key in keys])
         now_ns = time.monotonic_ns()
         flags: list[bool] = []
-        late: list[tuple[str, int]] = []
         for key, entry in zip(keys, found, strict=True):
             was_there = bool(live_holdings(entry, self._membership, self._master.clear_epoch))
             if entry.holdings:
                 self._master.peers.drop(key, entry.holdings[0].generation, now_ns)
             elif entry.tombstone:
-                self._drop_late(key, entry.tombstone, late)
+                self._drop_late(key, entry.tombstone)
             current = self._master.table.current.get(key)
             if current is not None and current.owner is None and not current.told:
                 # Only this node knows of it: put with scope "node", or while the directory was away.
@@ -85,19 +84,18 @@ class Changes:
             flags.append(was_there)
         await asyncio.gather(
             self.on_disk(),
-            self._fan_out.drop([(key, entry.holdings) for key, entry in zip(keys, found, strict=True)]),
-            self._fan_out.drop_by_all(late),
+            # Of what another node is removing: whoever hears "it was not there" is not to find it either.
+            self._fan_out.drop(
+                [(key, entry.holdings or entry.removed) for key, entry in zip(keys, found, strict=True)]
+            ),
         )
         return flags
 
-    def _drop_late(self, key: str, generation: int, late: list[tuple[str, int]]) -> None:
-        """Another node is removing it, and has not reached this one, nor perhaps others: whoever hears "it was not
-        there" is not to find it either.
-        """
+    def _drop_late(self, key: str, generation: int) -> None:
+        """Another node is removing it, and has not reached this one."""
         current = self._master.table.current.get(key)
         if current is not None and current.told and current.generation <= generation:
             self._master.peers.drop(key, generation, time.monotonic_ns())
-            late.append((key, generation))
 
     async def remove_owned_prefix(self, prefix: str) -> int:
         """Remove what this node owns under *prefix*, everywhere; how many objects."""

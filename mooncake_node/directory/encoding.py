@@ -4,7 +4,8 @@ A generation is 16 hex digits, so that two of them compare as text: Lua's number
 stay below 2**53.
 
 A holding, under its node's name: ``role:incarnation:generation:epoch:place:nbytes:kind:pin:until``, where the role is
-``o`` for the owner's and ``s`` for a secondary, the place ``m`` or ``d`` for memory or disk, the pin ``p`` or nothing.
+``o`` for the owner's, ``s`` for a secondary and ``x`` for one that was removed, the place ``m`` or ``d`` for memory or
+disk, the pin ``p`` or nothing. Who owned what was removed is not kept.
 A node, under its own key: ``incarnation:slot:free_bytes:endpoint``.
 """
 
@@ -18,6 +19,7 @@ from mooncake_node.directory.port import Entry, Holding, Node
 NUMBER_END = 1 << 53  # Lua's numbers are exact below
 GENERATION_END = 1 << 64
 _TOMBSTONE = RESERVED_NAME.encode()
+_REMOVED = b"x"
 
 
 def digest_of(key: str) -> str:
@@ -51,7 +53,7 @@ def holding_text(holding: Holding) -> str:
 
 
 def holding_from(node: bytes, value: bytes) -> Holding:
-    """The inverse of `holding_text`. ValueError: it is none."""
+    """The inverse of `holding_text`; a removed one is no owner's. ValueError: it is none."""
     role, incarnation, generation, epoch, place, nbytes, kind, pin, until = value.decode().split(":")
     return Holding(
         node=node.decode(),
@@ -69,13 +71,15 @@ def holding_from(node: bytes, value: bytes) -> Holding:
 
 def entry_from(fields: Sequence[bytes]) -> Entry:
     """An entry of a hash's fields and values in turn."""
-    holdings, tombstone = [], 0
+    holdings: list[Holding] = []
+    removed: list[Holding] = []
+    tombstone = 0
     for node, value in zip(fields[::2], fields[1::2], strict=True):
         if node == _TOMBSTONE:
             tombstone = int(value, 16)
         else:
-            holdings.append(holding_from(node, value))
-    return Entry(in_order(holdings), tombstone)
+            (removed if value.startswith(_REMOVED) else holdings).append(holding_from(node, value))
+    return Entry(in_order(holdings), tombstone, in_order(removed))
 
 
 def node_text(node: Node) -> str:

@@ -1,7 +1,8 @@
 """One key's holdings and what may be done to them: the rules of the port, which `scripts` says again in Lua.
 
 An entry with holdings has exactly one owner, and all its holdings are of one generation, one a node. A tombstone stays
-beside them: what was removed before them is not to come back after them either.
+beside them: what was removed before them is not to come back after them either. What was removed is known until a new
+generation is created: its nodes may serve it still, and who creates has them drop it before anybody is answered.
 """
 
 from collections.abc import Iterable
@@ -14,16 +15,17 @@ from mooncake_node.directory.port import Created, Creation, Entry, Holding, Take
 class EntryState:
     """What is known of one key. Every method is one atomic step; a refused one changes nothing."""
 
-    __slots__ = ("held", "tombstone")
+    __slots__ = ("held", "removed", "tombstone")
 
     def __init__(self) -> None:
         self.held: dict[str, Holding] = {}  # by node
+        self.removed: tuple[Holding, ...] = ()  # none while anything is held
         self.tombstone = 0  # 0: none
 
     @property
     def entry(self) -> Entry:
         """As the port tells it: the holdings in the order of their nodes' names."""
-        return Entry(in_order(self.held.values()), self.tombstone)
+        return Entry(in_order(self.held.values()), self.tombstone, self.removed)
 
     @property
     def owner(self) -> Holding | None:
@@ -53,8 +55,8 @@ class EntryState:
         newest = max(self.tombstone, *(holding.generation for holding in present), 0)
         if newest >= new.generation:
             return TooOld(newest)
-        replaced = in_order(self.held.values())
-        self.held = {new.node: new}
+        replaced = in_order(self.held.values()) or self.removed
+        self.held, self.removed = {new.node: new}, ()
         return Created(replaced)
 
     def publish(self, new: Holding) -> bool:
@@ -92,9 +94,10 @@ class EntryState:
         """See Directory."""
         owner = self.owner
         if owner is None or generation not in (None, owner.generation):
-            return Entry((), self.tombstone)
+            return Entry((), self.tombstone, self.removed)
         was = self.entry
         self.held = {}
+        self.removed = tuple(msgspec.structs.replace(holding, is_owner=False) for holding in was.holdings)
         self.tombstone = owner.generation
         return was
 

@@ -46,6 +46,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     holdings: tuple[Holding, ...] = ()
     tombstone: int = 0  # the newest generation known to be removed; 0: none
+    # What was removed with it: whoever had it may not have heard of that yet. Forgotten with the next creation.
+    removed: tuple[Holding, ...] = ()
 
     @property
     def owner(self) -> Holding | None:
@@ -64,7 +66,9 @@ class Creation(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Created(msgspec.Struct, frozen=True, gc=False):
-    """The entry is the caller's. *replaced*: the holdings that gave way, dead ones and those of the caller included."""
+    """The entry is the caller's. *replaced*: the holdings that gave way, dead ones and those of the caller included,
+    and those that were removed before.
+    """
 
     replaced: tuple[Holding, ...] = ()
 

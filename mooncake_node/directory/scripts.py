@@ -27,11 +27,14 @@ local function parse(name, value)
           epoch = tonumber(epoch), in_memory = place == 'm'}
 end
 local function holdings()
-  local flat, held, tombstone = redis.call('HGETALL', KEYS[1]), {}, nil
+  local flat, held, removed, tombstone = redis.call('HGETALL', KEYS[1]), {}, {}, nil
   for i = 1, #flat, 2 do
-    if flat[i] == '!' then tombstone = flat[i + 1] else held[#held + 1] = parse(flat[i], flat[i + 1]) end
+    local name, value = flat[i], flat[i + 1]
+    if name == '!' then tombstone = value
+    elseif string.sub(value, 1, 1) == 'x' then removed[#removed + 1] = {name = name, value = value}
+    else held[#held + 1] = parse(name, value) end
   end
-  return held, tombstone, flat
+  return held, tombstone, flat, removed
 end
 local function owner_of(held)
   for _, h in ipairs(held) do if h.owns then return h end end
@@ -60,7 +63,7 @@ CREATE = _script(
     """
 local new, replaces, dead = parse(ARGV[1], ARGV[2]), ARGV[3] == '1', {}
 for i = 4, #ARGV do dead[ARGV[i]] = true end
-local held, tombstone = holdings()
+local held, tombstone, _, removed = holdings()
 local absent, present, others, again = {'created'}, {}, {}, false
 local newest = tombstone or '0000000000000000'
 for _, h in ipairs(held) do
@@ -90,10 +93,12 @@ if newest >= new.generation then return {'old', newest} end
 redis.call('HSET', KEYS[1], new.name, new.value)
 redis.call('PERSIST', KEYS[1])
 local gone = {'created'}
-for _, h in ipairs(held) do
-  if h.name ~= new.name then redis.call('HDEL', KEYS[1], h.name) end
-  gone[#gone + 1] = h.name
-  gone[#gone + 1] = h.value
+for _, given_up in ipairs({held, removed}) do
+  for _, h in ipairs(given_up) do
+    if h.name ~= new.name then redis.call('HDEL', KEYS[1], h.name) end
+    gone[#gone + 1] = h.name
+    gone[#gone + 1] = h.value
+  end
 end
 return gone
 """,
@@ -149,6 +154,7 @@ if not owner then return flat end
 if ARGV[1] ~= '' and ARGV[1] ~= owner.generation then return tombstone and {'!', tombstone} or {} end
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], '!', owner.generation)
+for _, h in ipairs(held) do as('x', h) end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return flat
 """,

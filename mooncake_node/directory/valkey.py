@@ -171,7 +171,8 @@ def _creation_answer(answer: object) -> Created | Taken | TooOld:
     outcome, *rest = _fields(answer)
     try:
         if outcome == b"created":
-            return Created(encoding.entry_from(rest).holdings)
+            gone = encoding.entry_from(rest)
+            return Created(gone.holdings or gone.removed)
         if outcome == b"taken":
             return Taken(encoding.holding_from(*rest))
         assert outcome == b"old"

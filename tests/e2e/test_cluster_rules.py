@@ -6,6 +6,7 @@ on a machine that stands still, what is asserted holds all the same.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
@@ -146,6 +147,32 @@ def test_a_change_waits_for_a_node_that_has_dropped_and_not_said_so(cluster: Clu
         assert client.remove("k") is True
     assert cluster.fired(2, "PeerAfterDrop") == 1
     assert value(cluster, 2) is None
+
+
+def test_what_comes_after_a_remove_waits_for_whom_the_remove_has_not_reached(tmp_path: Path) -> None:
+    """On the remove's own node, or on one that has never heard of the object."""
+    with Cluster(tmp_path, "--faults", count=3) as cluster, lent(cluster):
+        for where in (1, 3):
+            for then in ("put", "remove"):
+                change_after_remove(cluster, where, then)
+
+
+def change_after_remove(cluster: Cluster, where: int, then: str) -> None:
+    put_old(cluster)
+    assert value(cluster, 2) == OLD
+    cluster.sleep_at(2, "PeerBeforeDrop", 2.0)
+    remover = cluster.begin(1, lambda client: client.remove("k"))
+    cluster.await_fired(2, "PeerBeforeDrop")
+    with cluster.client(where) as client:
+        if then == "put":
+            client.put_from("k", NEW)
+        else:
+            assert client.remove("k") is False
+    assert value(cluster, 2) == (NEW if then == "put" else None)
+    assert remover.result() is True
+    with cluster.client(1) as client:
+        client.remove("k")
+    cluster.disarm()
 
 
 @pytest.mark.parametrize("point", ["PeerBeforeDrop", "PeerAfterDrop"])

@@ -181,7 +181,7 @@ async def test_a_secondary_is_published_only_while_the_owner_has_that_generation
     assert await publish(directory, holding("b", 5)) == [False]
     await directory.remove([("k", None)])
     assert await publish(directory, holding("b", 6)) == [False]
-    assert await look(directory) == Entry((), 6)
+    assert await look(directory) == Entry((), 6, (holding("a", 6),))
 
 
 async def test_an_owner_is_not_made_secondary_by_publishing(directory):
@@ -242,7 +242,7 @@ async def test_a_transfer_from_any_other_owner_or_generation_changes_nothing(dir
     assert await look(directory) == Entry((owned("a", 5), holding("b", 5)))
     await directory.remove([("k", 5)])
     assert await transfer("a", 1, owned("b", 5)) is False
-    assert await look(directory) == Entry((), 5)
+    assert await look(directory) == Entry((), 5, (holding("a", 5), holding("b", 5)))
 
 
 # -- remove, withdraw ------------------------------------------------------------------------------------------------
@@ -254,18 +254,41 @@ async def test_what_is_removed_leaves_a_tombstone_and_does_not_come_back(directo
     await create(directory, held[0])
     await publish(directory, held[1])
     assert await directory.remove([("k", generation)]) == [Entry(held)]
-    assert await look(directory) == Entry((), HIGH)
+    gone = Entry((), HIGH, (demoted(held[0]), held[1]))
+    assert await look(directory) == gone
     for late in (owned("a", HIGH), owned("c", HIGH - 1)):
         for replaces in (False, True):
             assert await create(directory, late, replaces=replaces) == TooOld(HIGH)
-    assert (await directory.remove([("k", generation)]))[0].holdings == ()
-    assert await look(directory) == Entry((), HIGH)
+    assert await directory.remove([("k", generation)]) == [gone]
+    assert await look(directory) == gone
+
+
+async def test_who_creates_hears_once_who_had_what_was_removed_before(directory):
+    """Those may not have heard of it yet, and serve it still."""
+    await create(directory, owned("a", 5))
+    await publish(directory, holding("b", 5))
+    await directory.remove([("k", None)])
+    for late in (owned("c", 4), owned("c", 5)):
+        assert await create(directory, late) == TooOld(5)
+    assert await create(directory, owned("b", 6)) == Created((holding("a", 5), holding("b", 5)))
+    assert await look(directory) == Entry((owned("b", 6),), 5)
+    assert await create(directory, owned("c", 7), replaces=True) == Created((owned("b", 6),))
+
+
+async def test_what_was_removed_is_nobodys_to_change(directory):
+    await create(directory, owned("a", 5))
+    await publish(directory, holding("b", 5))
+    await directory.remove([("k", None)])
+    gone = await look(directory)
+    assert await directory.update([("k", holding("b", 5, on_disk=True))]) == [False]
+    await directory.withdraw([("k", "b", 1, 5)])
+    assert await look(directory) == gone
 
 
 async def test_a_newer_generation_stands_beside_a_tombstone_which_outlives_it(directory):
     await create(directory, owned("a", 5))
     await directory.remove([("k", None)])
-    assert await create(directory, owned("b", 6)) == Created()
+    assert await create(directory, owned("b", 6)) == Created((holding("a", 5),))
     assert await look(directory) == Entry((owned("b", 6),), 5)
     await directory.withdraw([("k", "b", 1, 6)])
     assert await look(directory) == Entry((), 5)
@@ -285,7 +308,7 @@ async def test_a_tombstone_stays_for_its_time_and_what_was_created_again_for_lon
     for key in ("k", "again"):
         await create(directory, owned("a", 5), key=key)
     await directory.remove([("again", None)])
-    assert await create(directory, owned("a", 7), key="again") == Created()
+    assert await create(directory, owned("a", 7), key="again") == Created((holding("a", 5),))
     await directory.remove([("k", None)])
 
     async def forgotten():
