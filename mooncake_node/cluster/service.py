@@ -273,16 +273,26 @@ class ClusterService(Service):
         assert isinstance(reply, wire.Flags)
         if all(reply.items):
             return reply
-        self._later(client, request, self._exists_elsewhere(request, reply))
+        self._later(client, request, self._exists_of_all(request, reply))
         return None
 
-    async def _exists_elsewhere(self, request: wire.Exists, reply: wire.Flags) -> wire.Message:
-        missing = [index for index, is_here in enumerate(reply.items) if not is_here]
+    async def _exists_of_all(self, request: wire.Exists, reply: wire.Flags) -> wire.Message:
+        """Look elsewhere; what the directory has here alone, and is not here, may have moved on: looked for again."""
+        sought = [index for index, is_here in enumerate(reply.items) if not is_here]
+        for _ in range(_LOOKS_MAX):
+            sought = await self._exists_elsewhere(request, reply, sought)
+            if not sought:
+                break
+        return reply
+
+    async def _exists_elsewhere(self, request: wire.Exists, reply: wire.Flags, sought: list[int]) -> list[int]:
+        """Those that living nodes have, and only this one, though they are not here."""
         try:
-            entries = await self._entries.lookup([request.keys[index] for index in missing])
+            entries = await self._entries.lookup([request.keys[index] for index in sought])
         except DirectoryError:
-            return reply
-        for index, entry in zip(missing, entries, strict=True):
+            return []
+        unsure: list[int] = []
+        for index, entry in zip(sought, entries, strict=True):
             living = live_holdings(entry, self._membership, self.master.clear_epoch)
             # One of this node's own that is not here is being published, and replaces one elsewhere, or is withdrawn.
             key, me = request.keys[index], self._membership.me.name
@@ -291,7 +301,9 @@ class ClusterService(Service):
             # It may have come here while the directory was asked.
             is_here = self.master.is_readable(key, time.monotonic_ns())
             reply.items[index] = is_here or any(holding.node != me or is_replaced for holding in living)
-        return reply
+            if living and not reply.items[index]:
+                unsure.append(index)
+        return unsure
 
     def _info_shared(self, client: Client, request: wire.Info, now_ns: int) -> wire.Message | None:
         reply = self._alone[wire.Info](client, request, now_ns)

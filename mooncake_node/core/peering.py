@@ -70,7 +70,7 @@ class Peering:
             assert replica is not None
             replica.told = False
             self._objects.remove(replica, now_ns)
-        if is_replaced and loading is not None and (is_there or is_copied):
+        if is_replaced and loading is not None and (is_there or is_made or is_copied):
             self._admission.seek_anew(key, now_ns)
         elif is_there or is_made or is_copied:
             self._admission.changed(key, now_ns)

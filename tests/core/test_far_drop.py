@@ -233,3 +233,20 @@ def test_who_waits_for_a_copy_of_what_was_replaced_waits_for_a_writer_here(core)
     core.far.pulled(pull.replica)
     core.end(b, replica)
     assert core.handle_for(waiter).replica is replica
+
+
+def test_who_looks_for_a_key_while_a_put_here_is_replaced_gets_what_replaced_it(core):
+    """The put that only the directory knew of has lost to another node's; whoever waits is to get that one."""
+    a, b = core.open("a"), core.open("b")
+    waiter = core.get(a, "k")
+    searching = core.far.sought()
+    put = core.put(b, "k", mode=PutMode.UPSERT)
+    put.told = True
+    assert not core.far.drop("k", put.generation, is_replaced=True)
+    assert (put.state, waiter.open) == (S.DOOMED, True)
+    loading = core.far.sought()
+    assert loading is not searching
+    core.far.located(loading, found(put.generation + AFTER))
+    new = core.far.pull().replica
+    core.far.pulled(new)
+    assert core.handle_for(waiter).replica is new

@@ -272,3 +272,30 @@ def test_who_reads_elsewhere_what_is_just_being_published_waits_for_it(cluster: 
     assert value(cluster, 2) == (OLD if is_upsert else NEW)
     assert isinstance(outcome(putter), PutInfo)
     assert value(cluster, 2) == NEW
+
+
+def test_a_key_that_two_nodes_replace_is_there_all_the_while(cluster: Cluster, tmp_path: Path) -> None:
+    put_old(cluster)
+    upserting = """
+        for number in range(150):
+            c.upsert('k', bytes([number]) * 2000)
+    """
+    looking = """
+        import os
+        missed = 0
+        while not os.path.exists(done):
+            missed += not c.exists('k')
+            c.get('k', timeout=20)
+        missed
+    """
+    writers, readers = [cluster.worker(1), cluster.worker(2)], [cluster.worker(1), cluster.worker(2)]
+    done = tmp_path / "done"
+    for reader in readers:
+        reader.run(f"done = {str(done)!r}")
+        reader.start(looking)
+    for writer in writers:
+        writer.start(upserting)
+    for writer in writers:
+        writer.result()
+    done.touch()
+    assert [reader.result() for reader in readers] == [0, 0]
