@@ -21,6 +21,7 @@ from mooncake_node.cluster.heirs import Heirs
 from mooncake_node.cluster.lending import Lending
 from mooncake_node.cluster.membership import Membership
 from mooncake_node.cluster.points import Points
+from mooncake_node.cluster.publishing import Publishing
 from mooncake_node.cluster.service import ClusterService
 from mooncake_node.cluster.watches import Watches
 from mooncake_node.core.jobs import Errand, Locate, Pull, Retell, Withdraw
@@ -175,14 +176,22 @@ class Cluster:
             points=points,
             presence=self._presence,
         )
-        service.connect(
+        publishing = Publishing(
+            master=master,
             changes=changes,
             entries=entries,
             fan_out=fan_out,
             membership=membership,
             watches=watches,
-            links=links,
             points=points,
+        )
+        service.connect(
+            changes=changes,
+            entries=entries,
+            publishing=publishing,
+            membership=membership,
+            watches=watches,
+            links=links,
             tasks=tasks,
         )
 

@@ -280,7 +280,7 @@ class Entries:
         shared = [r for r in here if r is not None and self._is_shared(r)]
         if owned := [r for r in shared if r.owner is None]:
             await self._claim(owned)
-            unheard = [(r.key, r.generation - 1) for r in owned if batch[r.key].is_unheard and r.told]
+            unheard = [(r.key, r.generation - 1) for r in owned if batch[r.key].is_unheard and r.replaces and r.told]
             if unheard:
                 await self._fan_out.drop_by_all(unheard)
         if copies := [r for r in shared if r.owner is not None]:

@@ -5,27 +5,24 @@ waits for the directory and for them, in a task of its own, and is answered when
 """
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Coroutine, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Coroutine
+from typing import Any
 
 from mooncake_client import wire
 from mooncake_client.codes import Code
 from mooncake_client.errors import StoreError
 from mooncake_node.cluster.changes import Changes
-from mooncake_node.cluster.dues import Due
 from mooncake_node.cluster.entries import Entries
-from mooncake_node.cluster.fanout import FanOut
 from mooncake_node.cluster.far_scan import FarScan
 from mooncake_node.cluster.holdings import live_holdings
 from mooncake_node.cluster.membership import Membership
-from mooncake_node.cluster.points import Points
+from mooncake_node.cluster.publishing import Item, Publishing
 from mooncake_node.cluster.watches import Watches
 from mooncake_node.core.refusal import Refusal
-from mooncake_node.core.replica import Replica, ReplicaState
+from mooncake_node.core.replica import Replica
 from mooncake_node.core.waiting import Waiter, Want
-from mooncake_node.directory.port import DirectoryError, Holding
+from mooncake_node.directory.port import DirectoryError
 from mooncake_node.peers.errors import PeerError
 from mooncake_node.peers.links import PeerLinks
 from mooncake_node.peers.messages import GetHolders, GetInfo
@@ -35,19 +32,10 @@ from mooncake_node.server.pending import Pending
 from mooncake_node.server.service import Service, check_carried, check_changes, waited
 from mooncake_node.server.translate import failure, put_of
 
-Item = wire.Published | wire.Failure | wire.Deferred
-
 _CALL_S = 5.0
 _FAR_SCANS_MAX = 8
 # How often what moves between nodes is looked for.
 _LOOKS_MAX = 3
-
-
-class _Begun(NamedTuple):
-    """What held when the directory was told of a put."""
-
-    life: int  # of this node
-    epoch: int
 
 
 class ClusterService(Service):
@@ -78,21 +66,19 @@ class ClusterService(Service):
         *,
         changes: Changes,
         entries: Entries,
-        fan_out: FanOut,
+        publishing: Publishing,
         membership: Membership,
         watches: Watches,
         links: PeerLinks,
-        points: Points,
         tasks: Tasks,
     ) -> None:
         """The other nodes, before the first request."""
         self._changes = changes
         self._entries = entries
-        self._fan_out = fan_out
+        self._publishing = publishing
         self._membership = membership
         self._watches = watches
         self._links = links
-        self._points = points
         self._tasks = tasks
 
     def hear(self, waiter: Waiter, outcome: asyncio.Future[None]) -> None:
@@ -144,7 +130,7 @@ class ClusterService(Service):
                     assert isinstance(answer, Replica)
                     self._store(answer.offset, data)
                     items.append(answer)
-        self._later(client, request, self._publish(client, request, items))
+        self._later(client, request, self._publishing.publish(client.session, request.request_id, items))
         return None
 
     def _put_end_shared(self, client: Client, request: wire.PutEnd, _now_ns: int) -> None:
@@ -155,75 +141,7 @@ class ClusterService(Service):
                 items.append(self.master.reserved(client.session, replica_id))
             except Refusal as refusal:
                 items.append(failure(refusal))
-        self._later(client, request, self._publish(client, request, items))
-
-    async def _publish(self, client: Client, request: wire.Request, items: Sequence[Item | Replica]) -> wire.Message:
-        """Publish those items that are reservations, in the directory and then here; the others are answers."""
-        # One that was given up by a clear is refused below.
-        new = [r for r in items if isinstance(r, Replica) and r.state is ReplicaState.WRITING]
-        shared = [replica for replica in new if replica.contract.scope != "node"]
-        refusals: list[Refusal | None] = []
-        replaced: list[tuple[str, list[Holding]]] = []
-        if shared:
-            with contextlib.suppress(DirectoryError):
-                await self._membership.live_on()
-        with self._entries.publishing(shared):
-            begun = _Begun(self._membership.me.incarnation, self.master.clear_epoch)
-            try:
-                if shared:
-                    refusals, replaced = await self._entries.create(shared)
-                    # The answer may have come to a node that the others have taken for dead meanwhile.
-                    await self._membership.live_on()
-                    await self._points.hit("NodeAfterDirectoryCreate")
-            except DirectoryError:
-                refusals = refusals or [None] * len(shared)
-                for replica in shared:
-                    if replica.told:
-                        replica.told = False
-                        self._entries.mark(replica.key, Due(replica.generation))
-            except (Refusal, StoreError) as error:
-                # Not known to hold everywhere: taken back.
-                refusals = [Refusal(Code(error.code), error.message)] * len(shared)
-            refused = {r.replica_id: refusal for r, refusal in zip(shared, refusals, strict=True)}
-            answers = [
-                self._end(client, item, begun, refused.get(item.replica_id)) if isinstance(item, Replica) else item
-                for item in items
-            ]
-        # Only now, when the new ones are readable: in between nobody would find either.
-        await asyncio.gather(self._changes.on_disk(), self._fan_out.drop(replaced, is_replaced=True))
-        return wire.PutEnded(request.request_id, answers)
-
-    def _end(self, client: Client, replica: Replica, begun: "_Begun", refusal: Refusal | None) -> Item:
-        """One reservation becomes readable here, or is given back."""
-        now_ns, key = time.monotonic_ns(), replica.key
-        was_told, generation = replica.told, replica.generation
-        try:
-            if refusal is not None:
-                raise refusal
-            replaced = self.master.table.current.get(key)
-            if replaced is not None and was_told:
-                replaced.told = False  # the directory has the new one
-            self.master.put_end(client.session, replica.replica_id, now_ns)
-        except Refusal as error:
-            if was_told:
-                # It was given up meanwhile, by its client's death or a clear.
-                self._entries.mark(key, Due(generation))
-                if error is not refusal and error.code is Code.NOT_FOUND and begun.epoch == self.master.clear_epoch:
-                    # Put, and removed or replaced by somebody else since.
-                    return wire.Published(generation, replica.nbytes, "cluster")
-            if replica.replica_id in client.session.reservations:
-                replica.told = False
-                self.master.put_revoke(client.session, replica.replica_id, now_ns)
-            return failure(error)
-        if was_told and begun.life != self._membership.me.incarnation:
-            # What was told is void, and the inventory of this life has passed over what was not readable yet.
-            replica.told = False
-            self._entries.mark(key, Due(generation))
-        is_shared = replica.contract.scope != "node" and replica.told
-        if is_shared:
-            self._watches.published(key)  # else when the directory hears of it
-        scope = "cluster" if is_shared else "node"
-        return wire.Published(replica.generation, replica.nbytes, scope)
+        self._later(client, request, self._publishing.publish(client.session, request.request_id, items))
 
     # -- remove and pin ----------------------------------------------------------------------------------------------
 

@@ -76,6 +76,25 @@ def test_before_its_inventory_is_through_a_node_that_came_back_serves_nobody_and
         assert two.get("mine") == b"mine"
 
 
+def test_a_put_whose_node_stood_still_before_it_answered_is_not_said_to_hold_everywhere(cluster: Cluster) -> None:
+    with cluster.client(1) as one, cluster.client(2) as two:
+        one.put("k", b"old")
+        assert two.get("k") == b"old"
+        # It waits for node 2 when it is stopped; when it goes on, it cannot come back to life at once.
+        cluster.sleep_at(2, "PeerBeforeDrop", 3.0)
+        cluster.arm(1, "DirectoryBeforeLookup", "return_error", -900, times=1000)
+        upsert = cluster.begin(1, lambda client: client.upsert("k", b"new"))
+        cluster.await_fired(2, "PeerBeforeDrop")
+        cluster.stop(1)
+        cluster.await_members(2)
+        cluster.cont(1)
+        assert upsert.result().scope == "node"
+        cluster.disarm()
+        eventually(lambda: cluster.stats(1)["directory"]["is_serving"], "node 1 to serve again")
+        cluster.agree()
+        assert (one.get("k"), two.get("k")) == (b"new", b"new")
+
+
 def test_a_node_is_believed_by_those_who_have_not_heard_of_its_newest_life(tmp_path: Path) -> None:
     """A put is visible everywhere when it returns, also the first one of a node that has just come."""
     with Cluster(tmp_path, *FLAGS, count=2) as cluster:
