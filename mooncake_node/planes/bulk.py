@@ -3,16 +3,53 @@
 The socket is non-blocking. `stop` it from elsewhere to have the thread end soon.
 """
 
+import asyncio
 import contextlib
 import select
 import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, TypeVarTuple
 
 from xxhash import xxh3_64
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 # From here on an object is worth a hop to a thread.
 BULK_NBYTES_MIN = 2 << 20
 # Bytes of one system call, and of one step of the checksum: they are in the processor's cache then.
 _PART_NBYTES = 1 << 20
+
+
+class Threads:
+    """So many threads, and no queue: a thread is taken for as long as the slowest peer lasts, and nobody is to wait for
+    that. Who finds none free goes by the loop.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._executor = ThreadPoolExecutor(count, "mooncake-plane")
+        self._free = count
+
+    @property
+    def any_free(self) -> bool:
+        """`run` may be called."""
+        return self._free > 0
+
+    def run(self, work: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        """What *work* gives or raises. Not to be cancelled: the thread would go on."""
+        assert self.any_free
+        self._free -= 1
+        future = asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
+        future.add_done_callback(self._ended)
+        return future
+
+    def close(self) -> None:
+        """No more work; what is under way goes on."""
+        self._executor.shutdown(wait=False)
+
+    def _ended(self, _future: asyncio.Future[T]) -> None:
+        self._free += 1
 
 
 def push(sock: socket.socket, data: memoryview, stall_timeout_s: float) -> None:

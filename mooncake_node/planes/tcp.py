@@ -7,12 +7,12 @@ import asyncio
 import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import msgspec
 
 from mooncake_client.errors import StoreError
+from mooncake_node.planes.bulk import Threads
 from mooncake_node.planes.port import Lender, Outcome, RemoteRange
 from mooncake_node.planes.tcp_counters import TcpCounters
 from mooncake_node.planes.tcp_receiver import Connection, Pool
@@ -20,7 +20,7 @@ from mooncake_node.planes.tcp_sender import TcpSender
 from mooncake_node.planes.transfer import Transfer
 
 WAITING_MAX = 4096  # transfers to one node that have no connection yet
-THREADS_MAX = 32  # large objects sent and received at once; further ones wait their turn
+THREADS_MAX = 32  # large objects sent and received at once in a thread each; further ones go by the loop
 
 # Connects and authenticates to a node by its name. Raises OSError or StoreError.
 Dial = Callable[[str], Awaitable[socket.socket]]
@@ -42,6 +42,7 @@ class TcpPlane:
         view: View,
         *,
         connections_max: int = 4,
+        threads_max: int = THREADS_MAX,
         stall_timeout_s: float = 5.0,
         idle_timeout_s: float = 60.0,
     ) -> None:
@@ -58,8 +59,7 @@ class TcpPlane:
         self._connections_max = connections_max
         self._stall_timeout_s = stall_timeout_s
         self._idle_timeout_s = idle_timeout_s
-        # One that waits for a slow peer is taken for as long as that may last.
-        self._threads = ThreadPoolExecutor(THREADS_MAX, "mooncake-plane")
+        self._threads = Threads(threads_max)
         self._sender = TcpSender(self.counters, self._threads, stall_timeout_s=stall_timeout_s)
         # All and only those with a connection, one being dialled, or a transfer.
         self._peers: dict[tuple[str, int, str], _Peer] = {}
@@ -89,7 +89,7 @@ class TcpPlane:
             peer.close()
         while ending := [future for peer in self._peers.values() for future in peer.ending()]:
             await asyncio.wait(ending)
-        self._threads.shutdown(wait=False)
+        self._threads.close()
 
     def facts(self) -> dict[str, int | str]:
         """What is to be seen from outside: the counters and what there is now."""

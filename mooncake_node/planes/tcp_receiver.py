@@ -3,7 +3,6 @@
 import asyncio
 import socket
 from collections.abc import Callable
-from concurrent.futures import Executor
 from enum import Enum
 from functools import partial
 from typing import cast
@@ -47,7 +46,7 @@ class Pool(msgspec.Struct, frozen=True):
     on_idle: Callable[["Connection"], None]  # it can take the next transfer
     on_lost: Callable[["Connection"], None]  # it is no more
     counters: TcpCounters
-    threads: Executor  # for large objects
+    threads: bulk.Threads  # for large objects
     stall_timeout_s: float
     idle_timeout_s: float
 
@@ -207,7 +206,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             destination = self._pool.view(self._transfer.local_offset, source.nbytes)
             assert destination.nbytes == source.nbytes
-            if source.nbytes >= bulk.BULK_NBYTES_MIN:
+            if source.nbytes >= bulk.BULK_NBYTES_MIN and self._pool.threads.any_free:
                 self._begin_bulk(destination)
             else:
                 self._expect(_Phase.RAW, destination)
@@ -219,9 +218,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.pause_reading()
         self._bulk_sock = sock = socket.socket(fileno=socket.dup(self._transport.get_extra_info("socket").fileno()))
         sock.setblocking(False)
-        pulling = self._loop.run_in_executor(
-            self._pool.threads, bulk.pull, sock, destination, self._pool.stall_timeout_s
-        )
+        pulling = self._pool.threads.run(bulk.pull, sock, destination, self._pool.stall_timeout_s)
         pulling.add_done_callback(partial(self._bulk_ended, destination.nbytes))
 
     def _bulk_ended(self, nbytes: int, pulling: "asyncio.Future[int]") -> None:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
-from concurrent.futures import Executor
 
 from mooncake_node.obs.log import get_logger
 from mooncake_node.planes import bulk
@@ -36,7 +35,7 @@ class LoanBrokenError(Exception):
 class TcpSender:
     """Serves data connections. Between connections it keeps nothing but its counters."""
 
-    def __init__(self, counters: TcpCounters, threads: Executor, *, stall_timeout_s: float) -> None:
+    def __init__(self, counters: TcpCounters, threads: bulk.Threads, *, stall_timeout_s: float) -> None:
         """*threads*: for large objects."""
         self._counters = counters
         self._threads = threads
@@ -91,7 +90,7 @@ class TcpSender:
             if loan.view is None:
                 await self._send(sock, reply)
                 await self._send_parts(sock, loan)
-            elif loan.nbytes >= bulk.BULK_NBYTES_MIN:
+            elif loan.nbytes >= bulk.BULK_NBYTES_MIN and self._threads.any_free:
                 await self._send(sock, reply)
                 await self._push(sock, loan.view)
                 self._counters.sent_nbytes += loan.nbytes
@@ -123,8 +122,7 @@ class TcpSender:
 
     async def _push(self, sock: socket.socket, data: memoryview) -> None:
         """In a thread, which has ended when this ends: until then it reads the lender's memory."""
-        loop = asyncio.get_running_loop()
-        pushing = loop.run_in_executor(self._threads, bulk.push, sock, data, self._stall_timeout_s)
+        pushing = self._threads.run(bulk.push, sock, data, self._stall_timeout_s)
         try:
             await asyncio.shield(pushing)
         finally:

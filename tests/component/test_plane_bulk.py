@@ -80,3 +80,29 @@ async def test_a_receiver_that_gives_up_a_large_object_writes_no_more_of_it(kit)
     sent.set()
     await asyncio.gather(*kit.served, return_exceptions=True)
     assert kit.is_untouched(0, len(kit.pool))
+
+
+@on("tcp", threads_max=1)
+async def test_a_large_object_that_finds_no_thread_free_comes_by_the_loop(kit):
+    """Both the sender's only thread and the receiver's are taken by peers that do not go on."""
+    kit.lender.lies_in_memory = True
+    slow = await kit.dial("far")
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+
+    async def never(sock: socket.socket) -> None:
+        with contextlib.closing(sock):
+            await asyncio.get_running_loop().sock_sendall(sock, ok(await request_on(sock)))
+            await asyncio.Event().wait()
+
+    with contextlib.closing(slow):
+        await asyncio.get_running_loop().sock_sendall(slow, asking(kit.add("slow", BIG)))
+        await until(lambda: kit.lender.lent, "the sender's thread to be taken")
+        serve, kit.serve = kit.serve, never
+        stuck = kit.plane.submit(kit.add("stuck", BULK_NBYTES_MIN), 5 * MIB)
+        await until(lambda: kit.views, "the receiver's too")
+        kit.serve = serve
+        ticket = kit.plane.submit(kit.add("k", BIG + 1), 0)
+        assert await ticket.done(HANG_LIMIT_S) is Outcome.OK
+        assert ticket.xxh3 is None
+        assert kit.pool[: BIG + 1] == pattern("k", BIG + 1)
+        assert await stuck.done(0) is Outcome.FAILED

@@ -16,6 +16,7 @@ import pytest
 import uvloop
 
 from mooncake_node.planes import MemoryPlane, Mode, RefusedError, RemoteRange, TcpPlane
+from mooncake_node.planes.tcp import THREADS_MAX
 from mooncake_node.planes.tcp_frames import (
     FRAME_NBYTES_MAX,
     HEADER_NBYTES,
@@ -136,11 +137,14 @@ class MemoryKit(Kit):
 class TcpKit(Kit):
     """The TCP plane, and another that serves what dials a port of this host."""
 
-    def __init__(self, *, sender_stall_timeout_s: float = HANG_LIMIT_S, **settings) -> None:
+    def __init__(
+        self, *, sender_stall_timeout_s: float = HANG_LIMIT_S, threads_max: int = THREADS_MAX, **settings
+    ) -> None:
         pool = {name: settings.pop(name) for name in ("pool_nbytes",) if name in settings}
         super().__init__(**pool)
-        self.plane = TcpPlane(self.dial, self.view, **{"stall_timeout_s": HANG_LIMIT_S, **settings})
-        self.far = TcpPlane(self.dial, self.view, stall_timeout_s=sender_stall_timeout_s)
+        settings = {"stall_timeout_s": HANG_LIMIT_S, "threads_max": threads_max, **settings}
+        self.plane = TcpPlane(self.dial, self.view, **settings)
+        self.far = TcpPlane(self.dial, self.view, stall_timeout_s=sender_stall_timeout_s, threads_max=threads_max)
         self.dialled: list[str] = []
         self.served: list[asyncio.Task[None]] = []
         self.far_socks: list[socket.socket] = []
