@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 # Work on fewer bytes is done where the call is; a hop to a thread costs 45 µs, the time of 1 MiB.
 BLOCKING_NBYTES_MIN = 2 << 20
+# Of so many objects above that size, copying them by way of a socket costs more than the round trip that it saves.
+_MANY_COUNT, _MANY_NBYTES = 16, 512
 
 
 class Work(NamedTuple):
@@ -115,13 +117,15 @@ def put_many(
 def _carry(
     puts: list[tuple[str, Encoded]], options: PutOptions, results: dict[str, PutInfo | StoreError]
 ) -> Operation[list[tuple[str, Encoded]]]:
-    """Send the small ones whole; returns the large ones, and those that would have had to wait."""
+    """Send the small ones whole; returns the others, and those that would have had to wait."""
+    medium = sum(_MANY_NBYTES < encoded.nbytes <= wire.CARRIED_NBYTES_MAX for _key, encoded in puts)
+    nbytes_max = wire.CARRIED_NBYTES_MAX if medium < _MANY_COUNT else _MANY_NBYTES
     rest: list[tuple[str, Encoded]] = []
     batch: list[tuple[str, Encoded]] = []
     nbytes = 0
     for put in puts:
         encoded = put[1]
-        if encoded.nbytes > wire.CARRIED_NBYTES_MAX:
+        if encoded.nbytes > nbytes_max:
             rest.append(put)
             continue
         if len(batch) == wire.ITEMS_MAX or nbytes + encoded.nbytes > wire.CARRIED_TOTAL_NBYTES_MAX:
@@ -175,13 +179,14 @@ def _put_batch(
     written: list[str] = []
     reserved = [item.replica_id for item in started.items if isinstance(item, wire.Reservation)]
     try:
+        # One of them keeps the connection for all.
+        window = attachment.begin_writing(reserved[0]) if reserved else None
         for put, item in zip(batch, started.items, strict=True):
             key, encoded = put
             if isinstance(item, wire.Reservation):
-                if encoded.nbytes < BLOCKING_NBYTES_MIN and not CLIENT_FAULTS.enabled:
+                if window is not None and encoded.nbytes < BLOCKING_NBYTES_MIN and not CLIENT_FAULTS.enabled:
                     # Many small ones: without a generator each.
-                    attachment.begin_writing(item.replica_id).write(item.offset, encoded)
-                    attachment.end_writing(item.replica_id)
+                    window.write(item.offset, encoded)
                 else:
                     yield from _fill(attachment, item, encoded)
                 written.append(key)
@@ -190,6 +195,7 @@ def _put_batch(
             else:
                 deferred.append(put)
         if reserved:
+            attachment.end_writing(reserved[0])
             ended: wire.PutEnded = yield wire.PutEnd(0, [], reserved)
             for key, outcome in zip(written, ended.items, strict=True):
                 results[key] = _published_or_error(key, outcome)

@@ -29,7 +29,8 @@ from mooncake_node.peers.messages import GetHolders, GetInfo
 from mooncake_node.peers.tasks import Tasks
 from mooncake_node.server.client import Client, check_batch
 from mooncake_node.server.pending import Pending
-from mooncake_node.server.service import Service, check_carried, check_changes, waited
+from mooncake_node.server.puts import check_carried
+from mooncake_node.server.service import Service, check_changes, waited
 from mooncake_node.server.translate import failure, put_of
 
 _CALL_S = 5.0

@@ -149,6 +149,18 @@ class Master:
         """`put_end` of what `place_all` gave."""
         self.bulk.publish(replicas, now_ns)
 
+    def begin_all(self, session: Session, puts: Sequence[Put], now_ns: int) -> list[Replica] | None:
+        """`put_start` for many in one step; None: each is to be asked for by itself."""
+        if not self.bulk.has_room(puts):
+            return None
+        for put in puts:
+            self._check_put(session, put)
+        return self.bulk.begin(session, puts, now_ns)
+
+    def end_all(self, session: Session, replica_ids: Sequence[int], now_ns: int) -> list[Replica] | None:
+        """`put_end` for many in one step; None: each is to be ended by itself."""
+        return self.bulk.end(session, replica_ids, now_ns)
+
     def put_end_and_acquire(self, session: Session, replica_id: int, now_ns: int) -> Handle:
         """`put_end`, and a handle for the caller in the same step, so that nothing can come in between."""
         replica = self._reservation(session, replica_id)

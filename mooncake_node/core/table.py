@@ -59,6 +59,13 @@ class MetaMap:
         self.current[replica.key] = replica
         return replaced
 
+    def publish_written(self, replicas: Iterable[Replica], now_ns: int) -> None:
+        """`publish` for several whose keys are not there, but for what `publish_new` does."""
+        for replica in replicas:
+            self._drop_writing(replica)
+            replica.writer = 0
+            replica.since_ns = now_ns
+
     def publish_placed(self, replica: Replica) -> Replica | None:
         """`publish` for a replica that nobody had to wait for, and that is in no table yet."""
         self._move(replica, _COMPLETE)

@@ -15,19 +15,17 @@ from mooncake_client.errors import StoreError
 from mooncake_client.faults import FaultTable
 from mooncake_node.core.master import Master
 from mooncake_node.core.refusal import Refusal
-from mooncake_node.core.replica import PLAIN
 from mooncake_node.core.scan import Scan
 from mooncake_node.core.sessions import Handle
-from mooncake_node.core.waiting import Waiter, Want
+from mooncake_node.core.waiting import Waiter
 from mooncake_node.server.client import Client, Send, check_batch
 from mooncake_node.server.looks import Looks
 from mooncake_node.server.pending import Pending
-from mooncake_node.server.translate import MS_NS, failure, grant, outcome_item, put_of
+from mooncake_node.server.puts import Puts
+from mooncake_node.server.translate import MS_NS, failure, grant, outcome_item
 
 # Objects looked at before other requests get their turn: about 1 ms.
 SLICE_COUNT = 1000
-# From so many puts in one message on, they are tried in one step.
-_TOGETHER_MIN = 8
 
 Ticket = tuple[Pending, int, Send]
 
@@ -65,6 +63,13 @@ class Service:
         self.master = master
         self.faults = faults
         self._store = store
+        self._puts = puts = Puts(
+            master,
+            store=store,
+            deadline_ns=self._deadline_ns,
+            enter=self._enter,
+            when_on_disk=self._when_on_disk,
+        )
         self._timeout_max_ns = timeout_max_ns
         self._jobs = jobs
         self._start_errands = start_errands
@@ -78,14 +83,11 @@ class Service:
             wire.Cancel: self._cancel,
             wire.Unpinned: self._unpinned,
             wire.Acquire: self._acquire,
-            wire.PutStart: self._put_start,
-            wire.PutBytes: self._put_bytes,
-            wire.PutEnd: self._put_end,
-            wire.PutRevoke: self._put_revoke,
             wire.Remove: self._remove,
             wire.Wait: self._wait,
             wire.Pin: self._pin,
             wire.Unpin: self._unpin,
+            **puts.handlers,
             **Looks(master, node_facts).handlers,
         }
         self._walks_by_type: dict[type[wire.Request], Callable[[Client, Any], Any]] = {
@@ -135,7 +137,7 @@ class Service:
             self.master.release(client.session, handle_ids, now_ns)
         elif isinstance(reply, wire.PutStarted):
             replica_ids = [item.replica_id for item in reply.items if isinstance(item, wire.Reservation)]
-            self._put_revoke(client, wire.PutRevoke(0, [], replica_ids), now_ns)
+            self._puts.revoke(client, replica_ids, now_ns)
         self.settle()
 
     def settle(self) -> None:
@@ -198,93 +200,6 @@ class Service:
                     pending.items = items
                 self._enter(client, answer, pending)
         return wire.Acquired(request.request_id, items) if pending is None else None
-
-    def _put_start(self, client: Client, request: wire.PutStart, now_ns: int) -> wire.Message | None:
-        check_batch(request.puts)
-        deadline_ns = self._deadline_ns(request.timeout_ms, now_ns)
-        items: list[Any] = []
-        for spec in request.puts:
-            try:
-                # The first may wait; those behind it are asked for again when it has been answered. With no time left
-                # all are refused now: one by one they would take as many messages.
-                deferred = bool(items) and deadline_ns > now_ns
-                answer = self.master.put_start(client.session, put_of(spec), now_ns, None if deferred else deadline_ns)
-            except Refusal as refusal:
-                items.append(failure(refusal))
-                continue
-            if isinstance(answer, Want):
-                items.append(wire.Deferred())
-            elif isinstance(answer, Waiter):
-                pending = Pending(request.request_id, wire.PutStarted)
-                self._enter(client, answer, pending)
-                pending.items += [wire.Deferred() for _ in request.puts[1:]]
-                return None
-            else:
-                items.append(outcome_item(answer))
-        return wire.PutStarted(request.request_id, items)
-
-    def _put_bytes(self, client: Client, request: wire.PutBytes, now_ns: int) -> wire.Message | None:
-        check_batch(request.puts)
-        check_carried(request)
-        items = self._put_together(client, request, now_ns)
-        if items is None:
-            items = self._put_one_by_one(client, request, now_ns)
-        return self._when_on_disk(client, wire.PutEnded(request.request_id, items))
-
-    def _put_together(self, client: Client, request: wire.PutBytes, now_ns: int) -> list[Any] | None:
-        """All of them in one step of the core, if it can; else None, and nothing has been done."""
-        if len(request.puts) < _TOGETHER_MIN:
-            return None
-        try:
-            replicas = self.master.place_all(client.session, [put_of(spec) for spec in request.puts], now_ns)
-        except Refusal:
-            return None
-        if replicas is None:
-            return None
-        store = self._store
-        for replica, data in zip(replicas, request.data, strict=True):
-            store(replica.offset, data)
-        self.master.publish_all(replicas, now_ns)
-        scope = PLAIN.scope
-        return [wire.Published(replica.generation, replica.nbytes, scope) for replica in replicas]
-
-    def _put_one_by_one(self, client: Client, request: wire.PutBytes, now_ns: int) -> list[Any]:
-        master, session, store = self.master, client.session, self._store
-        items: list[wire.Published | wire.Failure | wire.Deferred] = []
-        for spec, data in zip(request.puts, request.data, strict=True):
-            try:
-                replica = master.place(session, put_of(spec), now_ns)
-                if replica is None:
-                    items.append(wire.Deferred())
-                else:
-                    store(replica.offset, data)
-                    master.publish_placed(replica, now_ns)
-                    items.append(wire.Published(replica.generation, replica.nbytes, replica.contract.scope))
-            except Refusal as refusal:
-                items.append(failure(refusal))
-        return items
-
-    def _put_end(self, client: Client, request: wire.PutEnd, now_ns: int) -> wire.Message | None:
-        check_batch(request.replica_ids)
-        items: list[wire.Published | wire.Failure | wire.Deferred] = []
-        for replica_id in request.replica_ids:
-            try:
-                replica = self.master.put_end(client.session, replica_id, now_ns)
-            except Refusal as refusal:
-                items.append(failure(refusal))
-            else:
-                items.append(wire.Published(replica.generation, replica.nbytes, replica.contract.scope))
-        return self._when_on_disk(client, wire.PutEnded(request.request_id, items))
-
-    def _put_revoke(self, client: Client, request: wire.PutRevoke, now_ns: int) -> wire.Message:
-        check_batch(request.replica_ids)
-        for replica_id in request.replica_ids:
-            try:
-                self.master.put_revoke(client.session, replica_id, now_ns)
-            except Refusal:
-                # Revoked before; the outcome is the same.
-                continue
-        return wire.Done(request.request_id)
 
     def _wait(self, client: Client, request: wire.Wait, now_ns: int) -> wire.Message | None:
         deadline_ns = self._deadline_ns(request.timeout_ms, now_ns)
@@ -410,15 +325,6 @@ def waited(request_id: int, items: list[Any]) -> wire.Message:
     if isinstance(item, wire.Failure):
         return wire.Failed(request_id, item.code, item.message)
     return wire.Done(request_id)
-
-
-def check_carried(request: wire.PutBytes) -> None:
-    """Refuse bytes that are not what their puts say."""
-    lengths = [data.nbytes for data in request.data]
-    if lengths != [spec.nbytes for spec in request.puts]:
-        raise Refusal(Code.INVALID_ARGUMENT, "the bytes carried are not as long as their puts say")
-    if lengths and max(lengths) > wire.CARRIED_NBYTES_MAX:
-        raise Refusal(Code.INVALID_ARGUMENT, f"a message carries objects of up to {wire.CARRIED_NBYTES_MAX} bytes")
 
 
 def check_changes(client: Client) -> None:

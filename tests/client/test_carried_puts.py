@@ -139,3 +139,42 @@ def test_a_message_that_does_not_hold_what_it_says_changes_nothing(c, spec_nbyte
 def test_a_read_only_client_cannot_put_that_way_either(plain_node):
     with Client(plain_node.socket, readonly=True) as client, pytest.raises(InvalidArgumentError):
         client.put("k", b"x")
+
+
+@pytest.mark.parametrize(
+    ("count", "nbytes", "messages"),
+    [
+        (15, 4096, [wire.PutBytes]),
+        (16, 4096, [wire.PutStart, wire.PutEnd]),
+        (16, 513, [wire.PutStart, wire.PutEnd]),
+        (16, 512, [wire.PutBytes]),
+    ],
+)
+def test_many_that_are_worth_it_are_put_in_place(c, monkeypatch, count, nbytes, messages):
+    link = c._attached()
+    sent, call = [], link.call
+
+    def noting(request, deadline):
+        sent.append(type(request))
+        return call(request, deadline)
+
+    monkeypatch.setattr(link, "call", noting)
+    objects = {f"k{number}": bytes([number]) * nbytes for number in range(count)}
+    infos = c.put_many(objects)
+    assert sent == messages
+    assert [info.nbytes for info in infos.values()] == [nbytes] * count
+    for key, data in objects.items():
+        assert bytes(c.get_buffer(key).view) == data
+    assert c.stats()["unpublished"] == 0
+
+
+def test_many_in_place_beside_a_taken_key_and_one_that_is_written(c):
+    c.put("k3", b"taken")
+    room = c.create("k5", 4096)
+    objects = {f"k{number}": bytes([number]) * 4096 for number in range(32)}
+    infos = c.put_many(objects, timeout=0.1)
+    assert isinstance(infos.pop("k3"), ExistsError)
+    assert isinstance(infos.pop("k5"), NotReadyError)
+    assert all(isinstance(info, PutInfo) for info in infos.values())
+    assert bytes(c.get("k31")) == objects["k31"]
+    room.abort()

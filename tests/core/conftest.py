@@ -118,6 +118,19 @@ class Core:
                 self.master.publish_all(replicas, self.now)
             return replicas
 
+    def begin_all(
+        self, session: Session, keys: Sequence[str], nbytes: int = PAGE, *, odd: Put | None = None
+    ) -> list[Replica] | None:
+        """Reservations of one size in one step, as `place_all`."""
+        puts = [Put(key=key, nbytes=nbytes, contract=PLAIN) for key in keys] + ([] if odd is None else [odd])
+        with self.audited():
+            return self.master.begin_all(session, puts, self.now)
+
+    def end_all(self, session: Session, replicas: Sequence[Replica]) -> list[Replica] | None:
+        """The end of several in one step."""
+        with self.audited():
+            return self.master.end_all(session, [replica.replica_id for replica in replicas], self.now)
+
     def get(self, session: Session, key: str, *, timeout: int = 100) -> Handle | Waiter:
         with self.audited():
             return self.master.acquire(session, key, self.now, self.now + timeout)
