@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mooncake_client.codes import Code
 from mooncake_node.core.refusal import Refusal
-from mooncake_node.core.replica import Replica, ReplicaState
+from mooncake_node.core.replica import PLAIN, Replica, ReplicaState
 from mooncake_node.core.waiting import Put, PutMode, Want
 from tests.stateful.checks import Checked
 from tests.stateful.promises import IN_MEMORY
@@ -164,6 +164,31 @@ class Clients(Checked):
                 self.held(session, obj, answer)
             else:
                 assert answer is obj.replica
+        self.deliver()
+
+    @step(weight=2, i=sessions, size=sizes, count=st.integers(1, 3))
+    def put_start_all(self, i, size, count):
+        """Room for several in one step; where that cannot be, nothing has happened."""
+        session, nbytes = self.session(i), self.setup.sizes[size]
+        puts = [Put(key=key, nbytes=nbytes, contract=PLAIN) for key in KEYS[:count]]
+        answer = self.call("begin_all", session, puts, self.now)
+        if isinstance(answer, list):
+            for put, replica in zip(puts, answer, strict=True):
+                assert put.key not in self.shown
+                assert put.key not in self.written
+                self.reserved(session, put, replica)
+        else:
+            assert answer in (None, Code.NO_SPACE)
+        self.deliver()
+
+    @step(weight=2, i=sessions)
+    def put_end_all(self, i):
+        """As one after the other, or nothing has happened."""
+        session = self.session(i)
+        ended = self.reservations(session)
+        if ended and self.call("end_all", session, [obj.replica.replica_id for obj in ended], self.now) is not None:
+            for obj in ended:
+                self.publish(obj)
         self.deliver()
 
     @step(weight=2, pick=picks)
