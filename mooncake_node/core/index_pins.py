@@ -76,14 +76,16 @@ class IndexPins:
         # Before they are hidden: whoever does not find them must know that this says nothing.
         self.count_unlisted(len(listed))
         pinned = self.readers.pinned(listed) if self.readers.hide(listed) else set()
-        out = [replica for replica in replicas if replica.replica_id not in pinned] if pinned else list(replicas)
-        self.readers.unlist(out)
-        for replica in listed if pinned else ():
+        if not pinned:
+            self.readers.unlist(listed)
+            return list(replicas)
+        self.readers.unlist([replica for replica in listed if replica.replica_id not in pinned])
+        for replica in listed:
             if replica.replica_id in pinned:
                 self.readers.show(replica, wanted=True)
                 self.count_unlisted(-1)
                 self._keep(replica)
-        return out
+        return [replica for replica in replicas if replica.replica_id not in pinned]
 
     def sweep(self) -> list[Replica]:
         """Look again for what is kept; those that nobody has pinned any more."""

@@ -10,7 +10,10 @@ from mooncake_node.core.replica import Replica
 
 
 class Readers(Protocol):
-    """Where readers find replicas by themselves, and what they have pinned."""
+    """Where readers find replicas by themselves, and what they have pinned.
+
+    Only such as have a place in the index are hidden, unlisted or looked for.
+    """
 
     def list(self, replica: Replica) -> None:
         """It is readable from here on. Sets `record`: negative if it has no place in the index."""

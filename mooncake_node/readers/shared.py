@@ -49,9 +49,8 @@ class SharedReaders:
 
     def hide(self, replicas: Sequence[Replica]) -> bool:
         """See Readers."""
-        records = [replica.record for replica in replicas if replica.record >= 0]
-        self._index.hide(records)
-        return bool(records) and len(self._rows) > 0
+        self._index.hide([replica.record for replica in replicas])
+        return bool(replicas) and len(self._rows) > 0
 
     def hide_all(self) -> None:
         """See Readers."""
@@ -64,7 +63,7 @@ class SharedReaders:
 
     def unlist(self, replicas: Sequence[Replica]) -> None:
         """See Readers."""
-        self._index.remove([replica.record for replica in replicas if replica.record >= 0])
+        self._index.remove([replica.record for replica in replicas])
         for replica in replicas:
             replica.record = -1
 
@@ -75,14 +74,13 @@ class SharedReaders:
 
     def pinned(self, replicas: Sequence[Replica]) -> set[int]:
         """See Readers."""
-        listed = [replica for replica in replicas if replica.record >= 0]
-        if not listed or not len(self._rows):
+        if not replicas or not len(self._rows):
             return set()
         if not membarrier.reach_all():
             # It did at the start. Without it a pin may be on its way to us, so nothing can be said of any.
-            return {replica.replica_id for replica in listed}
+            return {replica.replica_id for replica in replicas}
         id_of = self._index.id_of
-        return {id_ >> ID_SHIFT for id_ in self._rows.pinned(id_of(r, r.record) for r in listed)}
+        return {id_ >> ID_SHIFT for id_ in self._rows.pinned(id_of(r, r.record) for r in replicas)}
 
     def take_accessed(self, replica: Replica) -> bool:
         """See Readers."""

@@ -112,6 +112,7 @@ class FakeReaders:
 
     def hide(self, replicas: Sequence[Replica]) -> bool:
         for replica in replicas:
+            assert self.listed[replica.record] is replica
             self.wanted.add(replica.record)
             self.shown.discard(replica.record)
         return bool(replicas and self.rows)
@@ -127,8 +128,6 @@ class FakeReaders:
 
     def unlist(self, replicas: Sequence[Replica]) -> None:
         for replica in replicas:
-            if replica.record < 0:
-                continue
             assert replica.record not in self.shown, "freed while it can be found"
             assert not self._count(replica), "freed while it is pinned"
             del self.listed[replica.record]
