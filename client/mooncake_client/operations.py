@@ -178,14 +178,16 @@ def _put_batch(
     deferred: list[tuple[str, Encoded]] = []
     written: list[str] = []
     reserved = [item.replica_id for item in started.items if isinstance(item, wire.Reservation)]
+    first, window = 0, None
     try:
-        # One of them keeps the connection for all.
-        window = attachment.begin_writing(reserved[0]) if reserved else None
         for put, item in zip(batch, started.items, strict=True):
             key, encoded = put
             if isinstance(item, wire.Reservation):
-                if window is not None and encoded.nbytes < BLOCKING_NBYTES_MIN and not CLIENT_FAULTS.enabled:
-                    # Many small ones: without a generator each.
+                if encoded.nbytes < BLOCKING_NBYTES_MIN and not CLIENT_FAULTS.enabled:
+                    # Many small ones: without a generator each, and the first keeps the connection for all of them.
+                    if window is None:
+                        first = item.replica_id
+                        window = attachment.begin_writing(first)
                     window.write(item.offset, encoded)
                 else:
                     yield from _fill(attachment, item, encoded)
@@ -194,8 +196,9 @@ def _put_batch(
                 results[key] = error_for(item.code, item.message, key)
             else:
                 deferred.append(put)
+        if window is not None:
+            attachment.end_writing(first)
         if reserved:
-            attachment.end_writing(reserved[0])
             ended: wire.PutEnded = yield wire.PutEnd(0, [], reserved)
             for key, outcome in zip(written, ended.items, strict=True):
                 results[key] = _published_or_error(key, outcome)
