@@ -51,6 +51,8 @@ class Changes:
         self._jobs = jobs
         self.settle = settle
         self._clear_all = clear_all
+        # The newest clear epoch under which this node was cleared, and how many objects it owned then.
+        self._cleared: tuple[int, asyncio.Future[int] | None] = (0, None)
 
     async def on_disk(self) -> None:
         """Begin what the core asks for; returns when no restart can undo what was removed."""
@@ -139,8 +141,14 @@ class Changes:
         return await self._clear(self._master.clear_epoch)
 
     async def clear_here(self, epoch: int) -> int:
-        """Everything of a lower clear epoch goes from this node; how many objects it owned."""
-        return 0 if epoch <= self._master.clear_epoch else await self._clear(epoch)
+        """Everything of a lower clear epoch goes from this node; how many objects it owned.
+
+        Who asks for it may not be the first from whom this node hears of that epoch; the count is theirs all the same.
+        """
+        if epoch > max(self._master.clear_epoch, self._cleared[0]):
+            self._cleared = (epoch, asyncio.ensure_future(self._clear(epoch)))
+        cleared, count = self._cleared
+        return await asyncio.shield(count) if count is not None and cleared == epoch else 0
 
     async def _clear(self, epoch: int) -> int:
         self._entries.losers.forget()

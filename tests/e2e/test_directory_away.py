@@ -160,6 +160,21 @@ def test_remove_all_says_that_it_cannot_reach_all_and_removes_nothing(
     assert two.exists_many(["mine", "yours"]) == [False, False]
 
 
+def test_who_clears_is_told_of_all_objects_though_the_others_have_heard_of_it_before(
+    cluster: Cluster, clients: tuple[Client, Client]
+) -> None:
+    one, two = clients
+    one.put("mine", b"1")
+    two.put("yours", b"2")
+    # They see at their next renewal that everything is to go.
+    cluster.sleep_at(1, "DirectoryAfterRaiseClearEpoch", 2.0)
+    clearing = cluster.begin(1, lambda client: client.remove_all())
+    cluster.await_fired(1, "DirectoryAfterRaiseClearEpoch")
+    eventually(lambda: not two.exists("yours"), "node 2 to have heard of it")
+    assert clearing.result() == 2
+    assert one.exists_many(["mine", "yours"]) == [False, False]
+
+
 def test_a_slow_directory_makes_a_put_wait_and_changes_nothing_else(
     cluster: Cluster, clients: tuple[Client, Client]
 ) -> None:
