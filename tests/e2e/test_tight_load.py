@@ -77,6 +77,7 @@ def test_every_byte_is_right_on_a_full_pool_with_a_disk_while_clients_die_and_th
             client.inject_fault_local_master(point, "return_error", -800, start=rng.randrange(1, 20), times=2)
             time.sleep(rng.uniform(0.2, 2.0))
             victim.kill()
+            victim.end()  # its pipes, of which there would be thousands
             victims += 1
             client.remove_prefix(f"victim {victims - 1} ")
         for point in TIER_POINTS:

@@ -85,8 +85,9 @@ class Worker:
     def result(self, *, hang_limit_s: float = HANG_LIMIT_S) -> Any:
         """What the code sent last gave; raises what it raised."""
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], hang_limit_s)
-        assert ready, f"worker {self.pid} has not answered in {hang_limit_s:g} s"
+        ready = select.poll()  # not select(), which takes no descriptor above 1,023
+        ready.register(self.process.stdout, select.POLLIN)
+        assert ready.poll(hang_limit_s * 1000), f"worker {self.pid} has not answered in {hang_limit_s:g} s"
         line = self.process.stdout.readline()
         if not line:
             raise WorkerDied(f"worker {self.pid} ended with {self.process.wait()}")
