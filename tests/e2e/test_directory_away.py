@@ -128,7 +128,8 @@ def test_what_was_removed_meanwhile_does_not_come_back_from_a_copy(
         assert client.exists("k") is False
         with pytest.raises(NotFoundError):
             client.get("k")
-    assert one.put("k", b"again").scope == "cluster"
+    one.put("k", b"again")
+    settled(cluster)
     assert two.get("k") == b"again"
 
 
